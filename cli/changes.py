@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import packer
 from packer.words import counted, listed
-
-if TYPE_CHECKING:
-    from packer.plan import Plan
 
 RENUMBERED = (
     "exported files name servers by the new numbers; packer live apply goes by the adapters that they hold"
 )
 
 
-def changes(old: Plan, plan: Plan) -> list[str]:
+def changes(old: packer.Plan, plan: packer.Plan) -> list[str]:
     """Changes from the running plan `old`: adapters that move; servers that stay, start, stop or start again."""
     from packer.moves import restarted
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.declare import argument, bundle, command, option, typed
 from packer.cli.options import Output, common
 from packer.cli.output import Judged, Part, Table
@@ -19,11 +20,7 @@ from packer.io.shipped import table
 from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
-    from packer.cluster import Cluster
-    from packer.goal import Goal
     from packer.operate.systems import SystemResult
-    from packer.twin.run import Run
-    from packer.workload import Workload
 
 
 METRICS = table("packer.cli", "metrics.toml")
@@ -45,24 +42,22 @@ class Behind:
     stats_age_s: float | None = option("--stats-age", type=click.FloatRange(min=0.0), metavar="SECONDS")
     slo: tuple[str, ...] = common("slo")
 
-    def goal(self, fleet: Workload, cluster: Cluster | None = None) -> Goal | None:
+    def goal(self, fleet: packer.Workload, cluster: packer.Cluster | None = None) -> packer.Goal | None:
         """The goal of --slo, else of the fleet; None means the goal of the cluster."""
         own = bool(self.slo) or cluster is None or not cluster.slo
         return fleet.held_to(self.slo).slo if own else None
 
-    def read(self, engine: Mapping[str, Any]) -> Cluster:
+    def read(self, engine: Mapping[str, Any]) -> packer.Cluster:
         """Read the cluster from the file. `engine`: settings that override the profiles of all servers."""
-        from packer.io.clusters import read_cluster
-        from packer.io.plans import load_plan
         from packer.twin.override import with_engine
 
         path = self.cluster or ""
-        cluster = load_plan(path).cluster() if path.endswith(".json") else read_cluster(path)
+        cluster = packer.load_plan(path).cluster() if path.endswith(".json") else packer.read_cluster(path)
         kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
         return replace(cluster, kinds=kinds)
 
     def check_used(
-        self, names: Sequence[str], cluster: Cluster, engine: Mapping[str, Any], out: Output
+        self, names: Sequence[str], cluster: packer.Cluster, engine: Mapping[str, Any], out: Output
     ) -> None:
         """Raise if --stats-age, or a setting in `engine`, has no effect on any of these systems; note if only on some.
 
@@ -95,7 +90,7 @@ def refuse_without(other: str, names: Collection[str]) -> None:
         raise click.UsageError(f"{given} needs {other}.")
 
 
-def title_of(first: Run) -> str:
+def title_of(first: packer.Run) -> str:
     """Title that names the fleet and the servers of a simulation."""
     fleet = f"{first.workload.name}: {counted(len(first.workload), 'adapter')} on"
     if first.cluster is not None:
@@ -120,7 +115,7 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
     return Table(title, columns, rows, left=(0,), caption=caption)
 
 
-def lines_of(simulations: Sequence[Run], result: dict[str, Any]) -> list[Part]:
+def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[Part]:
     """Metrics and verdict of the simulations as text."""
     from packer.twin.arrivals import cut_words
     from packer.twin.engine_rules import outage
@@ -187,7 +182,7 @@ def _risk_lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _thrashing(sim: Run) -> list[str]:
+def _thrashing(sim: packer.Run) -> list[str]:
     from packer.twin.limits import relief, thrashes
 
     if not thrashes(sim):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.cluster import Behind, compared_table, refuse_without
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common, numbers
@@ -20,7 +21,6 @@ from packer.words import counted, listed, number
 if TYPE_CHECKING:
     from packer.live.launch import Launch
     from packer.planning.compare import Comparison, Result
-    from packer.workload import Workload
 
 
 def split_names(text: str) -> list[str]:
@@ -155,9 +155,9 @@ def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Syst
 
 
 def _compare_systems(
-    workload: Workload, compared: Compared, engine: dict[str, Any], systems: Systems, out: Writing
+    workload: packer.Workload, compared: Compared, engine: dict[str, Any], systems: Systems, out: Writing
 ) -> None:
-    from packer.operate.systems import Trials, compare_systems, servers_needed, serves_plans
+    from packer.operate.systems import Trials, servers_needed, serves_plans
     from packer.operate.verdict import not_started, verdict
     from packer.twin.cluster.system import judged, load_system
 
@@ -198,7 +198,7 @@ def _compare_systems(
             for name in (name for name, found in sized.items() if found is None):
                 out.note(f"system {name}: the SLO is not kept, whatever the number of servers")
         else:
-            results = compare_systems(workload, cluster, names, **given, progress=progress)
+            results = packer.compare_systems(workload, cluster, names, **given, progress=progress)
     said = not_started(results) if systems.size else verdict(workload, cluster, results)
     limits = judged(workload, cluster, given["slo"]).slo.limits.to_dict()
     data = {"workload": workload.name, "slo": limits, "systems": [each.to_dict() for each in results]}

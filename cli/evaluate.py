@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.declare import bundle, command, flag, option, typed, values
 from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_table
 from packer.cli.options import Output, PlanArgument, Writing, common
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from packer.operate.evaluate import PlanEvaluation
-    from packer.plan import Plan
     from packer.report.metrics import Exporter
     from packer.traces.assign import Ranks
     from packer.traces.trace import Trace
-    from packer.workload import Workload
 
-    Seen: TypeAlias = tuple[Workload, Trace | None]
+    Seen: TypeAlias = tuple[packer.Workload, Trace | None]
 
 _CHANGED = ("add_path", "remove", "lose")
 _OF_METRICS = ("source_names",)
@@ -170,8 +169,7 @@ def evaluate(
       packer evaluate plan.json --log access.jsonl --seen seen.csv
       packer evaluate plan.json --url http://prometheus:9090 --every 300 --listen 0.0.0.0:9877
     """
-    from packer.io.workloads import read_workload
-    from packer.operate.evaluate import evaluate_plan, held_to
+    from packer.operate.evaluate import held_to
 
     out.check(changes.output, traffic.seen_path)
     read = traffic.reader(metrics, reading, once=traffic.every_s is None)
@@ -180,7 +178,7 @@ def evaluate(
     if traffic.listen is not None and traffic.every_s is None:
         raise ValidationError("--listen serves what is measured again and again: give --every too.")
     plan = file.plan(changed=changes.rewrite)
-    add = read_workload(changes.add_path).adapters if changes.add_path else ()
+    add = packer.read_workload(changes.add_path).adapters if changes.add_path else ()
     if changes.slo:
         plan = held_to(plan, changes.slo, add)
     out.note_profiles(*(item.profile for item in plan.bins))
@@ -190,7 +188,7 @@ def evaluate(
         return _follow(plan, read, changes, traffic, ranks, out)
     with out.progress() as progress:
         given = values(changes, "add_path", "router", "rewrite", "output", "slo")
-        found = evaluate_plan(plan, **given, add=add, progress=progress)
+        found = packer.evaluate_plan(plan, **given, add=add, progress=progress)
     _check_judged(found, changes)
     _write(found, changes.output or (file.plan_path if changes.rewrite else None), out)
     out.result(found.to_dict, lambda: [servers_table(plan, found), *conclusion_lines(found)])
@@ -206,19 +204,18 @@ def _check_judged(found: PlanEvaluation, changes: Changes) -> None:
         refuse_unused(f"--predictor {changes.predictor}", ("slo",))
 
 
-def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
+def _routed(plan: packer.Plan, changes: Changes, out: Writing) -> int:
     """Simulate the servers behind a live router. Return 3 if they starve or break the plan's limits, otherwise 0."""
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
     from packer.operate.changes import changed_fleet
     from packer.operate.evaluate import holds_routed
     from packer.seeds import evaluating
-    from packer.twin.cluster.simulate import simulate_cluster
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = changed_fleet(plan.workload, rate_factor=changes.rate_factor)[0]
     seed = evaluating(plan.seed) if changes.seed is None else changes.seed
-    run = simulate_cluster(
+    run = packer.simulate_cluster(
         fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=changes.duration_s
     )
     kept = holds_routed(plan, run)
@@ -229,7 +226,7 @@ def _routed(plan: Plan, changes: Changes, out: Writing) -> int:
 
 
 def _follow(
-    plan: Plan,
+    plan: packer.Plan,
     read: Callable[[], Seen],
     changes: Changes,
     traffic: ObservedTraffic,
@@ -238,7 +235,7 @@ def _follow(
 ) -> int:
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
     from packer.io.workloads import write_workload
-    from packer.operate.drift import drift, with_base
+    from packer.operate.drift import with_base
     from packer.operate.observe import busiest_requests
     from packer.report.metrics import metrics_text
     from packer.traces.measure import rounded
@@ -264,7 +261,7 @@ def _follow(
                     given["requests"] = requests, traffic.window_s
                 for each in notes:
                     out.note(each)
-                found = drift(plan, _placeable(plan, seen, given_ranks, out), **given)
+                found = packer.drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
                 _write(found.evaluation, changes.output, out)
@@ -297,7 +294,7 @@ def _write(found: PlanEvaluation, path: str | None, out: Writing) -> None:
         out.note(f"wrote {path}")
 
 
-def _ranked(plan: Plan, seen: Workload, given: Ranks) -> Workload:
+def _ranked(plan: packer.Plan, seen: packer.Workload, given: Ranks) -> packer.Workload:
     """The measured fleet with ranks: those of the plan, and those that are given for new adapters."""
     known = {adapter.name: adapter.rank for adapter in plan.workload.adapters}
     known |= {adapter.name: 0 for adapter in seen.adapters if not adapter.rank}
@@ -306,7 +303,7 @@ def _ranked(plan: Plan, seen: Workload, given: Ranks) -> Workload:
     return replace(seen, adapters=adapters)
 
 
-def _placeable(plan: Plan, seen: Workload, given: Ranks, out: Output) -> Workload:
+def _placeable(plan: packer.Plan, seen: packer.Workload, given: Ranks, out: Output) -> packer.Workload:
     """`_ranked`; where no rank is given for a new adapter, it gets the plan's largest, which is noted."""
     known = {*plan.workload.names, *given.table}
     unknown = [each.name for each in seen.adapters if each.rank and each.name not in known]

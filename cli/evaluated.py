@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import packer
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.cli.plan_table import outages, result_of, servers
 from packer.gpu import serves
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from packer.cli.evaluate import ObservedTraffic
     from packer.operate.drift import Drift
     from packer.operate.evaluate import PlanEvaluation
-    from packer.plan import Plan
 
 
 SHOWN = 10
@@ -25,7 +25,7 @@ _BESIDE = {
 """Figure → priority. Each figure is shown next to the plan's; a narrow terminal shows the lowest numbers only."""
 
 
-def servers_table(plan: Plan, found: PlanEvaluation) -> Table:
+def servers_table(plan: packer.Plan, found: PlanEvaluation) -> Table:
     """Table of each server's figures as evaluated now, next to the figures in the plan."""
     pairs_shown = max(1, (console().width - 44) // 17)
     names = tuple(name for name, place in _BESIDE.items() if place <= pairs_shown)
@@ -76,7 +76,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     return lines
 
 
-def _unplaced(plan: Plan) -> list[str]:
+def _unplaced(plan: packer.Plan) -> list[str]:
     """Say why adapters have no server: none of their base model is left, or none has slots of their rank."""
     found: dict[str, list[str]] = {}
     for i in plan.unplaced:
@@ -100,7 +100,7 @@ def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 
-def drift_lines(plan: Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
+def drift_lines(plan: packer.Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
     """Table of servers at the measured rates, the rates that drifted, and the advice."""
     lines: list[Part] = [servers_table(plan, found.evaluation)]
     if found.drifted:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import packer
 from packer.cli.declare import argument, bundle, command, option, typed
 from packer.cli.options import Writing, common
 from packer.cli.output import interruptible
@@ -16,9 +17,7 @@ from packer.words import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from packer.goal import Slo
     from packer.operate.view import Observed
-    from packer.profile import Profile
 
 CLEARLY_BUSIER = 1.1
 """Ratio of planned load to mean load from which the GPUs for the mean load are printed too."""
@@ -47,7 +46,7 @@ class ProjectOptions(ServerSettings):
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def profile(self, rank: int = 0) -> Profile:
+    def profile(self, rank: int = 0) -> packer.Profile:
         """The profile of the model on the GPU; `rank`: largest rank of the fleet's adapters, 0: not known."""
         from packer.operate.project import profile_for
 
@@ -80,8 +79,6 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     from packer.io.workloads import write_workload
     from packer.operate.project import fleet_for, is_log
     from packer.operate.view import View
-    from packer.plan import Status
-    from packer.planning.recommend import recommend
     from packer.report.page import write_report
     from packer.traces.measure import rounded
 
@@ -110,18 +107,18 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     write_text(paths["packer.toml"], said + tomlkit.dumps(defaults), force=out.force)
     with interruptible() as stop, out.progress() as progress:
         hour = None if observed is None else observed.hour
-        plan = recommend(
+        plan = packer.recommend(
             fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop, log_hour=hour
         )
         planned_for = []
         # The line needs a plan for the mean load, which is made only if the line is printed.
         if observed is not None and not (out.as_json or out.quiet):
             planned_for.append(_planned_for(observed, profile, slo, given.seed, stop))
-        if plan.status is not Status.INFEASIBLE:
+        if plan.status is not packer.Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
     out.result(lambda: plan_json(plan), lambda: [*planned_for, *plan_lines(plan, briefly=True)])
-    if plan.status is Status.INFEASIBLE:
+    if plan.status is packer.Status.INFEASIBLE:
         return 130 if plan.interrupted else 3
     for path in paths.values():
         out.note(f"wrote {path}")
@@ -129,14 +126,15 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     return 130 if plan.interrupted else 0
 
 
-def _planned_for(observed: Observed, profile: Profile, slo: Slo, seed: int, stop: Callable[[], bool]) -> str:
+def _planned_for(
+    observed: Observed, profile: packer.Profile, slo: packer.Slo, seed: int, stop: Callable[[], bool]
+) -> str:
     """Say which hour of the log the plan is for, and how many GPUs the mean load needs."""
     from packer.objectives.headroom import with_rates
-    from packer.planning.recommend import recommend
 
     text = f"Log of {observed.span}; planned for {observed.planned_for}"
     if observed.times_mean < CLEARLY_BUSIER or stop():
         return f"{text}."
     mean = with_rates(observed.fleet, observed.loads["mean"])
-    plan = recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
+    plan = packer.recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
     return f"{text}; at steady mean rates: {counted(plan.n_gpus, 'GPU')}."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import packer
 from packer.cli.declare import bundle, option
 from packer.cli.options import DEFAULT_PROFILE, common
 from packer.cli.settings import ServerSettings
@@ -13,9 +14,6 @@ from packer.cli.traffic import refuse_unused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from packer.gpu import GpuKind
-    from packer.profile import Profile
 
 
 @bundle
@@ -41,13 +39,11 @@ class KindArguments(ServerSettings):
     prices: tuple[str, ...] = option("--price", multiple=True, metavar="PROFILE=PRICE")
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
-    def kinds(self, rank: int = 0) -> list[GpuKind]:
+    def kinds(self, rank: int = 0) -> list[packer.GpuKind]:
         """The kinds of server, with the prices and numbers of GPUs that were given.
 
         `rank`: largest rank of the fleet's adapters, for servers given by their GPU; 0: not known.
         """
-        from packer.gpu import GpuKind
-
         by_gpu = bool(self.gpu_names) or self.model is not None
         names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
         found = self._of_gpus(rank) if by_gpu else self._of_profiles(names)
@@ -56,19 +52,20 @@ class KindArguments(ServerSettings):
         kinds = []
         for name, profile in found:
             price = prices[name] * (profile.engine.gpus if by_gpu else 1) if name in prices else None
-            kinds.append(GpuKind(profile, price, int(counts[name]) if name in counts else None))
+            kinds.append(packer.GpuKind(profile, price, int(counts[name]) if name in counts else None))
         return kinds
 
-    def _of_profiles(self, names: Sequence[str]) -> list[tuple[str, Profile]]:
+    def _of_profiles(self, names: Sequence[str]) -> list[tuple[str, packer.Profile]]:
         """Name and profile, once for every combination of the given settings."""
-        from packer.io.profiles import load_profile
         from packer.twin.override import variants
 
         if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
             raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
-        return [(name, each) for name in names for each in variants(load_profile(name), **self.settings)]
+        return [
+            (name, each) for name in names for each in variants(packer.load_profile(name), **self.settings)
+        ]
 
-    def _of_gpus(self, rank: int) -> list[tuple[str, Profile]]:
+    def _of_gpus(self, rank: int) -> list[tuple[str, packer.Profile]]:
         """As `_of_profiles`, by GPU and model: calibrated profiles if packer has them, otherwise estimates."""
         from packer.operate.project import profiles_for
         from packer.twin.override import variants

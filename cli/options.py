@@ -6,20 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer.cli.declare import argument, bundle, flag, option, shared_help
 from packer.cli.output import Part, check_distinct, note, print_json, progress_bar, show
 from packer.errors import shown
 from packer.progress import Progress
 from packer.words import counted
-
-if TYPE_CHECKING:
-    from packer.plan import Plan
-    from packer.profile import Profile
-    from packer.workload import Workload
 
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 LENGTH = click.FloatRange(min=1.0, max=1e7)
@@ -151,7 +147,7 @@ class Output:
         """Print a message to standard error, unless quiet."""
         note(message, quiet=self.quiet)
 
-    def note_profiles(self, *profiles: Profile) -> None:
+    def note_profiles(self, *profiles: packer.Profile) -> None:
         """Note profiles with large errors, drafters without a time, and settings with which fewer GPUs suffice."""
         for profile in dict.fromkeys(profiles):
             if profile.doubts:
@@ -219,11 +215,9 @@ class PlanArgument:
 
     plan_path: str = argument("PLAN")
 
-    def plan(self, *, changed: bool = False) -> Plan:
+    def plan(self, *, changed: bool = False) -> packer.Plan:
         """Read the plan. `changed`: it was edited by hand, so do not check its figures."""
-        from packer.io.plans import load_plan
-
-        return load_plan(self.plan_path, changed=changed)
+        return packer.load_plan(self.plan_path, changed=changed)
 
 
 @bundle
@@ -232,11 +226,9 @@ class FleetFile:
 
     workload_path: str = argument("WORKLOAD")
 
-    def fleet(self) -> Workload:
+    def fleet(self) -> packer.Workload:
         """Read the workload. A note says if the timestamps of its trace come in steps."""
-        from packer.io.workloads import read_workload
-
-        found = read_workload(self.workload_path)
+        found = packer.read_workload(self.workload_path)
         if found.arrivals.trace is not None and (step_s := found.arrivals.trace.step_s):
             from packer.traces.trace import stepped
 

@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import packer
 from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
@@ -17,25 +18,21 @@ from packer.words import by_rank, counted, money, number, plural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from packer.bin import Bin
-    from packer.evaluation import AdapterFigures, Evaluation
-    from packer.plan import Plan
-    from packer.workload import Workload
+    from packer.evaluation import AdapterFigures
 
 
 def plan_lines(
-    plan: Plan, old: Plan | None = None, *, by_default: bool = False, briefly: bool = False
+    plan: packer.Plan, old: packer.Plan | None = None, *, by_default: bool = False, briefly: bool = False
 ) -> list[Part]:
     """Return the plan's decision (if any), servers, facts and reasons, and the changes from the running plan `old`.
 
     `by_default`: the profile is the default. `briefly`: leave out facts that a decision does not need.
     """
-    from packer.plan import Status
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []
     first, *rest = plan.decision.split("\n")
-    said: list[Part] = [Judged(first, plan.status is not Status.INFEASIBLE), *rest] if first else []
+    said: list[Part] = [Judged(first, plan.status is not packer.Status.INFEASIBLE), *rest] if first else []
     if by_default and plan.bins:
         said.append(default_words(plan))
     frontier = [_frontier(plan)] if plan.frontier else []
@@ -53,13 +50,13 @@ def plan_lines(
     ]
 
 
-def default_words(plan: Plan) -> str:
+def default_words(plan: packer.Plan) -> str:
     """Say that the plan uses the default profile."""
     names = ", ".join(dict.fromkeys(item.profile.name for item in plan.bins))
     return f"Profile     {names}, the default: --gpu and --model, or --profile, name yours"
 
 
-def _kinds(plan: Plan) -> Table:
+def _kinds(plan: packer.Plan) -> Table:
     """Table of the GPUs and the price that the goal needs with each kind of server, or a mix of kinds."""
     models = ["model"] * any(row["model"] for row in plan.kinds)
     rows = []
@@ -73,7 +70,7 @@ def _kinds(plan: Plan) -> Table:
     )
 
 
-def _band(plan: Plan) -> list[str]:
+def _band(plan: packer.Plan) -> list[str]:
     """Say how the number of GPUs (or the price) depends on the error of estimated profiles."""
     if not (band := plan.estimate_band):
         return []
@@ -89,12 +86,12 @@ def _band(plan: Plan) -> list[str]:
     ]
 
 
-def _priced(plan: Plan) -> bool:
+def _priced(plan: packer.Plan) -> bool:
     """Whether the plan minimises cost."""
     return plan.objective.partition(":")[0] == "cost"
 
 
-def _frontier(plan: Plan) -> Table:
+def _frontier(plan: packer.Plan) -> Table:
     """Table of latency and price for each number of GPUs."""
     from packer.evaluation import PLAN_FIGURES
 
@@ -115,7 +112,7 @@ def _frontier(plan: Plan) -> Table:
     return Table("GPUs against latency", columns, rows, left=(len(columns) - 1,), caption=_goal(plan))
 
 
-def _goal(plan: Plan) -> str:
+def _goal(plan: packer.Plan) -> str:
     """Say what the goal is, and at which rates and in which hours plans are checked against it."""
     judged = [_raised(plan)] if plan.margin else []
     judged += ["in several hours"] if plan.workload.arrivals.trace is None else []
@@ -123,13 +120,13 @@ def _goal(plan: Plan) -> str:
     return f"The goal: {plan.goal}{how}."
 
 
-def _raised(plan: Plan) -> str:
+def _raised(plan: packer.Plan) -> str:
     """Words about the margin: of several profiles the largest one."""
     most = "up to " if len({item.profile for item in plan.bins}) > 1 else ""
     return f"with rates raised by {most}{plan.margin or 0.0:.1%}"
 
 
-def _gpus(plan: Plan) -> Table:
+def _gpus(plan: packer.Plan) -> Table:
     several = len({item.profile for item in plan.bins}) > 1
     one_model = len({item.profile.name.partition("/")[2] for item in plan.bins}) == 1
     columns = ["server", *(["kind"] if several else []), "adapters by rank", "max_loras × rank"]
@@ -156,7 +153,7 @@ def _gpus(plan: Plan) -> Table:
 _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_ms", "slo_attainment")
 
 
-def _rooms(plan: Plan) -> Table:
+def _rooms(plan: packer.Plan) -> Table:
     """Headroom of servers, its limit and what helps; equal servers share a row, the `SHOWN_ROOMS` least first."""
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
     columns = ["server", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
@@ -170,13 +167,13 @@ WIDE, NARROW = 100, 72
 """Terminal widths, columns, from which all figures of a server are shown, or all but one."""
 
 
-def places(plan: Plan) -> dict[str, dict[int, float]]:
+def places(plan: packer.Plan) -> dict[str, dict[int, float]]:
     """For each adapter that has a server: server → share of the adapter's requests."""
     names, placed = plan.workload.names, (zip(each.adapters, each.shares, strict=True) for each in plan.bins)
     return by_adapter((k, {names[i]: share for i, share in held}) for k, held in enumerate(placed))
 
 
-def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
+def adapter_rows(plan: packer.Plan, names: Iterable[str]) -> list[dict[str, Any]]:
     """Rank, rate, shares by server and figures of adapters; raises `UnknownNameError` for other names."""
     where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
     figures_of = {} if plan.adapters is None else plan.adapters.to_show()._asdict()
@@ -191,7 +188,7 @@ def adapter_rows(plan: Plan, names: Iterable[str]) -> list[dict[str, Any]]:
     return found
 
 
-def adapters_frame(plan: Plan) -> pl.DataFrame:
+def adapters_frame(plan: packer.Plan) -> pl.DataFrame:
     """One row for each adapter of a plan: SLO class, rank, rate, servers and figures."""
     fleet = plan.workload
     rows = [
@@ -216,7 +213,7 @@ ADAPTER_COLUMNS = {
 """Figure of an adapter → column head, factor and digits."""
 
 
-def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
+def adapters_table(plan: packer.Plan, names: Iterable[str]) -> Table:
     """Table of adapters: rank, rate, servers and figures."""
     rows = []
     for row in adapter_rows(plan, names):
@@ -231,17 +228,17 @@ def adapters_table(plan: Plan, names: Iterable[str]) -> Table:
     return Table(f"Adapters of {plan.workload.name!r}", heads_of, rows, left=(0, 3))
 
 
-def servers(bins: Iterable[Bin]) -> str:
+def servers(bins: Iterable[packer.Bin]) -> str:
     """Labels of the servers' profiles without duplicates, as in "toy (estimated, not calibrated)"."""
     return ", ".join(sorted({item.profile.label for item in bins}))
 
 
-def result_of(row: Evaluation) -> str:
+def result_of(row: packer.Evaluation) -> str:
     """What is wrong with a server, or "holds"."""
     return "memory error" if row.memory_error else "starved" if row.starved else "holds"
 
 
-def _facts(plan: Plan) -> list[str]:
+def _facts(plan: packer.Plan) -> list[str]:
     """The plan's status, bound, solver, totals, profiles, energy and tightest adapter."""
     from packer.report.context import resimulated
     from packer.report.energy import energy_of
@@ -272,7 +269,7 @@ FOUND = 2
 """Number of facts that brief output shows for a plan without a decision."""
 
 
-def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
+def _small_print(plan: packer.Plan, *, briefly: bool) -> list[str]:
     """Facts, training and assumptions; `briefly`: no facts with a decision, otherwise the first `FOUND`."""
     facts = _facts(plan)
     lines = facts if not briefly else [] if plan.decision else facts[:FOUND]
@@ -288,7 +285,7 @@ def _small_print(plan: Plan, *, briefly: bool) -> list[str]:
     return [*lines, *_engine(plan, briefly=briefly)]
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: packer.Plan) -> dict[str, Any]:
     """The plan as in its file, with its energy and the figures of the line `Prefixes`."""
     from packer.report.energy import with_energy
     from packer.report.prefixes import prefix_figures
@@ -300,7 +297,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 OTHER_VERSION = re.compile(r"those of (.+), but for (?:.*\b)?version \S+(?: instead of (\S+?))?(,.*)?")
 
 
-def _engine(plan: Plan, *, briefly: bool) -> list[str]:
+def _engine(plan: packer.Plan, *, briefly: bool) -> list[str]:
     """Assumptions about the engine: the version whose rules hold, and the prefixes that requests share."""
     from packer.report.prefixes import prefix_words
     from packer.twin.engine_rules import followed, rules_of
@@ -328,7 +325,7 @@ def _engine(plan: Plan, *, briefly: bool) -> list[str]:
     return lines + [f"Outage      {each}" for each in outages(plan.workload, plan.bins)]
 
 
-def outages(fleet: Workload, bins: Sequence[Bin]) -> list[str]:
+def outages(fleet: packer.Workload, bins: Sequence[packer.Bin]) -> list[str]:
     """Name the servers that vLLM may end, and what avoids it; the servers of each version together."""
     from packer.twin.engine_rules import outage
 
@@ -339,7 +336,7 @@ def outages(fleet: Workload, bins: Sequence[Bin]) -> list[str]:
     return [f"{plural(len(few), 'server')} {spans(few)}: {said}" for said, few in found.items()]
 
 
-def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
+def _tightest(plan: packer.Plan, found: AdapterFigures) -> list[str]:
     """Line about the adapter nearest to or furthest beyond its limits; empty if no adapter gets an answer."""
     import numpy as np
 
@@ -359,7 +356,7 @@ def _tightest(plan: Plan, found: AdapterFigures) -> list[str]:
     return [f"Tightest    adapter {plan.workload.names[most]!r} on {where} {share}: {got}"]
 
 
-def assumed_lengths(fleet: Workload) -> str:
+def assumed_lengths(fleet: packer.Workload) -> str:
     """Say which token lengths the workload does not give (input, output or both) and what is assumed instead."""
     sides = fleet.assumed_lengths
     means = [f"{getattr(fleet, side).mean:g}" for side in sides]
@@ -374,7 +371,7 @@ def assumed_lengths(fleet: Workload) -> str:
     )
 
 
-def _bound(plan: Plan) -> str:
+def _bound(plan: packer.Plan) -> str:
     """Text of the lower bound on the objective; "" if the plan has none."""
     infeasible = plan.status.value == "infeasible"
     if plan.lower_bound is None or (infeasible and plan.lower_bound <= 1):

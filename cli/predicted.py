@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import packer
 from packer.cli.options import Writing
 from packer.cli.output import Table, figures, write_json
 from packer.cli.traffic import refuse_unused
@@ -12,8 +13,6 @@ from packer.words import number
 if TYPE_CHECKING:
     from packer.cli.simulate import ServerArguments, SimulationFiles
     from packer.operate.predict import Prediction
-    from packer.profile import Profile
-    from packer.workload import Workload
 
 
 PREDICTED = (
@@ -24,8 +23,8 @@ PREDICTED = (
 
 
 def predicted(
-    workload: Workload,
-    profile: Profile,
+    workload: packer.Workload,
+    profile: packer.Profile,
     server: ServerArguments,
     seed: int,
     files: SimulationFiles,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer.cli.declare import Readers, argument, bundle, command, option, pairs, values
 from packer.cli.options import Output, Writing, common
 from packer.cli.output import Table
 from packer.cli.settings import NO_LAW
 from packer.errors import IncompatibleError
 from packer.words import money, number
-
-if TYPE_CHECKING:
-    from packer.profile import Profile
 
 ERRORS = ("throughput", "itl", "ttft_queued")
 
@@ -32,13 +30,13 @@ def list_(out: Output) -> None:
       packer profiles list
     """
     from packer.fit.bands import evidence
-    from packer.io.profiles import load_profile, profile_names
+    from packer.io.profiles import profile_names
 
-    found = [{**summary_of(load_profile(name)), "kind": "measured"} for name in profile_names()]
+    found = [{**summary_of(packer.load_profile(name)), "kind": "measured"} for name in profile_names()]
     out.result(lambda: [*found, *evidence()], lambda: [_table(found), _estimates(evidence())])
 
 
-def summary_of(profile: Profile) -> dict[str, Any]:
+def summary_of(profile: packer.Profile) -> dict[str, Any]:
     """Facts of a profile for `--json`."""
     gpu, engine, model = profile.gpu, f"{profile.engine.name} {profile.engine.version}", profile.model.name
     who = {"name": profile.name, "label": profile.label, "calibrated": profile.calibrated}
@@ -87,10 +85,10 @@ def show(given: ShowOptions, out: Output) -> None:
       packer profiles show h100-64gb/qwen-2.5-7b-instruct
     """
     from packer.cli.memory import capacity
-    from packer.io.profiles import load_profile, profile_to_dict
+    from packer.io.profiles import profile_to_dict
     from packer.operate.memory import memory_table
 
-    profile = load_profile(given.profile_name)
+    profile = packer.load_profile(given.profile_name)
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
     errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
     facts = [*profile.facts(), *errors]
@@ -149,7 +147,6 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
       packer profiles estimate --model Qwen/Qwen3-32B --gpu h200 --tensor-parallel-size 2 --quantization fp8 -o q.toml
       packer solve fleet.csv --profile l40s.toml
     """
-    from packer.fit.estimate import estimate_profile
     from packer.io.profiles import write_profile
     from packer.twin.memory.policy import kv_cache_tokens
 
@@ -160,7 +157,7 @@ def estimate(given: EstimateOptions, out: Writing) -> None:
     settings = values(given, "model", "gpu", "output", "settings") | given.settings
     named = {"vllm_version": "version", "engine": "engine_name"}
     settings = {named.get(name, name): value for name, value in settings.items()}
-    profile = estimate_profile(given.model, given.gpu, **settings)
+    profile = packer.estimate_profile(given.model, given.gpu, **settings)
     write_profile(profile, output, force=out.force)
     tokens = kv_cache_tokens(profile, profile.settings(1, 8))
     said = {"output": output, "kv_cache_tokens_with_one_slot_of_rank_8": tokens}

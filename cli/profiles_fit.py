@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs
 from packer.cli.options import DEFAULT_PROFILE, Writing, common
 from packer.cli.output import Table
@@ -16,7 +17,6 @@ from packer.errors import IncompatibleError
 
 if TYPE_CHECKING:
     from packer.fit.pipeline import Calibration
-    from packer.profile import Profile
 
 
 ABOUT: Readers = {
@@ -70,13 +70,12 @@ def fit(given: Measurements, out: Writing) -> None:
     """
     from packer.fit.pipeline import calibrate, with_provenance
     from packer.fit.tables import Profiling, read_profiling, read_runs
-    from packer.io.profiles import load_profile
 
     tables = given.profiling_dir is not None or given.runs_path is not None
     if tables == bool(given.bench_paths):
         raise click.UsageError("Expected --profiling DIR, --runs FILE or both, or else --bench FILE.")
     out.check(given.output)
-    base = load_profile(given.base_name)
+    base = packer.load_profile(given.base_name)
     if given.bench_paths:
         of_tables = ("model", "generated_share", "max_outstanding", "cold_start", "no_cross_validation")
         refuse_unused("--bench", of_tables)
@@ -105,7 +104,7 @@ def fit(given: Measurements, out: Writing) -> None:
     _finish(profile, errors, lambda: _tables(result), given, out)
 
 
-def _improve(base: Profile, given: Measurements, out: Writing) -> None:
+def _improve(base: packer.Profile, given: Measurements, out: Writing) -> None:
     """Improve the base profile by results of load generators and write it."""
     from packer.fit.bench_results import improved, read_bench_results
     from packer.fit.pipeline import with_provenance
@@ -117,7 +116,7 @@ def _improve(base: Profile, given: Measurements, out: Writing) -> None:
 
 
 def _finish(
-    profile: Profile,
+    profile: packer.Profile,
     errors: dict[str, Any],
     tables: Callable[[], list[Table]],
     given: Measurements,
@@ -135,7 +134,7 @@ def _finish(
         out.note(f"Profile {profile.name} written to {given.output}{improved}.")
 
 
-def _laws(profile: Profile) -> list[Table]:
+def _laws(profile: packer.Profile) -> list[Table]:
     terms = [(term, f"{value:.6g}") for term, value in profile.latency.coefficients.items()]
     return [Table("Step law", ("term", "value"), terms)]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.cluster import refuse_without
 from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.kinds import KindArguments
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from packer.goal import Goal
     from packer.operate.day import Schedule
-    from packer.workload import Workload
 
 
 @bundle
@@ -51,7 +50,7 @@ class DayOptions:
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def rates(self, fleet: Workload) -> dict[str, npt.NDArray[np.float64]]:
+    def rates(self, fleet: packer.Workload) -> dict[str, npt.NDArray[np.float64]]:
         """Rates of the adapters in each period, req/s, from the file or the trace."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
@@ -126,7 +125,6 @@ def schedule(
     from packer.export.servers import Options
     from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
-    from packer.operate.schedule import schedule as find
     from packer.times import DAY_S
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
@@ -152,7 +150,7 @@ def schedule(
         check_day(day_s, timezone)
     given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s}
     with out.progress() as progress:
-        found = find(fleet, kinds, rates, **given, progress=progress)
+        found = packer.schedule(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, period_s, hours.seed)
@@ -190,7 +188,7 @@ def _replayed(found: Schedule, rates: Any, period_s: float, seed: int) -> dict[s
     return {"schedule": served.to_dict(), "static": replay(fleet, trace, static, **given).to_dict()}
 
 
-def _lines(found: Schedule, data: dict[str, Any], slo: Goal, *, by_default: bool) -> list[Table | str]:
+def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_default: bool) -> list[Table | str]:
     """The schedule as text and tables. `by_default`: the profile is the default."""
     rows = []
     for each in found.periods:

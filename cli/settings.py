@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+import packer
 from packer.cli.declare import Readers, bundle, pairs, shared_help
 from packer.cli.options import DEFAULT_PROFILE, Output, common, numbers
 
 if TYPE_CHECKING:
-    from packer.profile import Profile
     from packer.speculation import SpeculationSpec
 
 
@@ -86,7 +86,7 @@ class ServerSettings(EngineSettings):
     )
 
 
-def label_of(profile: Profile) -> str:
+def label_of(profile: packer.Profile) -> str:
     """Label of a profile, which says if it is the default profile."""
     source = click.get_current_context().get_parameter_source("profile_name")
     return f"{profile.label} (the default profile)" if source is ParameterSource.DEFAULT else profile.label
@@ -98,11 +98,10 @@ class OneProfile(EngineSettings):
 
     profile_name: str = common("profile", default=DEFAULT_PROFILE)
 
-    def profile(self, out: Output) -> Profile:
+    def profile(self, out: Output) -> packer.Profile:
         """The profile with the engine settings that were given; an estimate is announced."""
-        from packer.io.profiles import load_profile
         from packer.twin.override import with_engine
 
-        profile = with_engine(load_profile(self.profile_name), **self.engine)
+        profile = with_engine(packer.load_profile(self.profile_name), **self.engine)
         out.note_profiles(profile)
         return profile

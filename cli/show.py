@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import packer
 from packer.cli.changes import changes, named
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
 from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_json, plan_lines
 from packer.errors import IncompatibleError
-
-if TYPE_CHECKING:
-    from packer.bin import Bin
-    from packer.plan import Plan
 
 MOST_MOVES = 20
 """Largest number of moving adapters in the table."""
@@ -42,8 +39,6 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
       packer show plan.json --adapter billing --adapter chat
       packer show plan.json --diff next.json
     """
-    from packer.io.plans import load_plan
-
     plan = file.plan()
     if shown.adapters and shown.other_path is not None:
         raise IncompatibleError(
@@ -56,11 +51,11 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
     if shown.other_path is None:
         out.result(lambda: plan_json(plan), lambda: plan_lines(plan))
         return
-    data = _difference(plan, load_plan(shown.other_path))
+    data = _difference(plan, packer.load_plan(shown.other_path))
     out.result(data[0], lambda: data[1])
 
 
-def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]]:
+def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], list[Table | str]]:
     """Changes from `old` to `new`, as JSON data and as text."""
     from packer.moves import restarted
     from packer.operate.changes import between
@@ -72,7 +67,7 @@ def _difference(old: Plan, new: Plan) -> tuple[dict[str, Any], list[Table | str]
         {"adapter": name, "from": was[name], "to": now[name]} for name in (names[i] for i in moves.adapters)
     ]
 
-    def slots(item: Bin) -> list[int]:
+    def slots(item: packer.Bin) -> list[int]:
         return [item.max_loras, item.max_lora_rank]
 
     again = [

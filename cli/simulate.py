@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer.cli.cluster import METRICS, Behind, lines_of, refuse_without, title_of
 from packer.cli.declare import Readers, bundle, command, flag, option, pairs, values
 from packer.cli.options import FleetFile, Writing, common, numbers
@@ -17,10 +18,6 @@ from packer.cli.predicted import predicted
 from packer.cli.settings import OneProfile
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError
-
-if TYPE_CHECKING:
-    from packer.twin.run import Run
-    from packer.workload import Workload
 
 
 @bundle
@@ -88,10 +85,8 @@ class ArrivalOptions:
 
     process: dict[str, Any] = pairs("--process", names=PROCESS)
 
-    def apply(self, workload: Workload) -> Workload:
+    def apply(self, workload: packer.Workload) -> packer.Workload:
         """The workload with the arrival process of the command line, if it names one."""
-        from packer.arrival import Arrivals
-
         given = dict(self.process)
         arrivals = given.pop("arrivals", None)
         for name, kinds in (
@@ -110,7 +105,7 @@ class ArrivalOptions:
             )
         named = {"arrivals_cv": "cv", "period": "period_s"}
         return workload.with_arrivals(
-            Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})
+            packer.Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})
         )
 
 
@@ -204,17 +199,15 @@ def simulate(
 
 
 def _simulated(
-    workload: Workload,
+    workload: packer.Workload,
     kind: OneProfile,
     server: ServerArguments,
     run: RunOptions,
     system: SystemArgument,
     out: Writing,
-) -> Sequence[Run]:
+) -> Sequence[packer.Run]:
     """One run per seed, on one server or a cluster."""
-    from packer.twin.cluster.simulate import simulate_cluster
     from packer.twin.cluster.system import judged, load_system, placed
-    from packer.twin.simulate import simulate as simulate_one
     from packer.twin.uncertainty import repeated
 
     given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
@@ -225,7 +218,7 @@ def _simulated(
             how |= {"scrape_interval_s": run.scrape_interval_s, "slo": system.goal(workload)}
             profile = kind.profile(out)
             return repeated(
-                lambda seed: simulate_one(workload, profile, **how, seed=seed), **given, progress=progress
+                lambda seed: packer.simulate(workload, profile, **how, seed=seed), **given, progress=progress
             )
         refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
         cluster = system.read(kind.engine)
@@ -240,11 +233,13 @@ def _simulated(
         how["router"] = system.router
         how["stats_interval_s"] = system.stats_age_s
         return repeated(
-            lambda seed: simulate_cluster(workload, cluster, **how, seed=seed), **given, progress=progress
+            lambda seed: packer.simulate_cluster(workload, cluster, **how, seed=seed),
+            **given,
+            progress=progress,
         )
 
 
-def _risk(simulations: Sequence[Run], run: RunOptions, out: Writing) -> dict[str, Any]:
+def _risk(simulations: Sequence[packer.Run], run: RunOptions, out: Writing) -> dict[str, Any]:
     """The probability that a run starves or queues without end, and the load at which it reaches 5 %."""
     from packer.twin.cliff import SEEDS, chance, cliff
 
@@ -258,7 +253,7 @@ def _risk(simulations: Sequence[Run], run: RunOptions, out: Writing) -> dict[str
     return {"failure": asdict(chance(simulations)), "cliff": None if found is None else asdict(found)}
 
 
-def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
+def result_of(simulations: Sequence[packer.Run]) -> dict[str, Any]:
     """Metrics and verdict of one run; for several runs, the means of the metrics with 95 % intervals."""
     from packer.twin.timeline import SUMMARY
     from packer.twin.uncertainty import intervals
@@ -281,7 +276,7 @@ def result_of(simulations: Sequence[Run]) -> dict[str, Any]:
     return result
 
 
-def _draw(first: Run, path: str, out: Writing) -> None:
+def _draw(first: packer.Run, path: str, out: Writing) -> None:
     from packer.report.figures import write_figure
     from packer.report.pictures import cluster_figure, simulation_figure
 

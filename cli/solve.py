@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer import checks
 from packer.cli.declare import bundle, command, option
 from packer.cli.kinds import KindArguments
@@ -17,12 +18,6 @@ from packer.cli.options import FleetFile, Writing, common, waited_s
 from packer.cli.output import import_meanwhile, interruptible, write_frame
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError, OutputError, PackerError
-
-if TYPE_CHECKING:
-    from packer.arrival import RequestTrace
-    from packer.gpu import GpuKind
-    from packer.plan import Plan
-    from packer.workload import Workload
 
 DEFAULT_OUTPUT = "plan.json"
 OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
@@ -79,15 +74,16 @@ class Planning:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
 
-    def running(self) -> Plan | None:
+    def running(self) -> packer.Plan | None:
         """Read the running plan of --from; None without --from."""
         if self.old_path is None:
             return None
-        from packer.io.plans import load_plan
 
-        return load_plan(self.old_path)
+        return packer.load_plan(self.old_path)
 
-    def at_load(self, fleet: Workload, path: str, out: Writing) -> tuple[Workload, RequestTrace | None]:
+    def at_load(
+        self, fleet: packer.Workload, path: str, out: Writing
+    ) -> tuple[packer.Workload, packer.RequestTrace | None]:
         """The fleet at --load, of a log its busiest hour; the requests of that hour if it has their rates."""
         if self.load is None and self.loads_path is not None:
             raise IncompatibleError("--loads goes with --load NAME, which says for which of them to plan.")
@@ -108,12 +104,11 @@ class Planning:
         out.note(f"log of {found.span}: planned for {found.planned_for}{other}")
         return found.fleet, found.hour
 
-    def changed(self, fleet: Workload) -> Workload:
+    def changed(self, fleet: packer.Workload) -> packer.Workload:
         """Return the fleet with the adapters of --add and all rates times --rate-factor."""
-        from packer.io.workloads import read_workload
         from packer.operate.changes import changed_fleet
 
-        add = () if self.add_path is None else read_workload(self.add_path).adapters
+        add = () if self.add_path is None else packer.read_workload(self.add_path).adapters
         return changed_fleet(fleet, rate_factor=self.rate_factor, add=add)[0]
 
     def remaining_s(self) -> float | None:
@@ -122,7 +117,7 @@ class Planning:
 
         return limit_of(checks.time_limit(self.time_limit_s) - waited_s())
 
-    def recommends(self, old: Plan | None) -> bool:
+    def recommends(self, old: packer.Plan | None) -> bool:
         """Whether to call `recommend`: no strategy is given; `old`, if any, is a recommended plan of one profile."""
         chosen = self.objective, self.solver
         free = all(each is None for each in chosen) and self.predictor == DEFAULT_PREDICTOR
@@ -130,9 +125,9 @@ class Planning:
         return free and alike and (old is None or old.objective == "recommend")
 
     def planned(
-        self, fleet: Workload, kinds: list[GpuKind], old: Plan | None, later: Sequence[str],
-        hour: RequestTrace | None, **given: Any,
-    ) -> Plan:  # fmt: skip
+        self, fleet: packer.Workload, kinds: list[packer.GpuKind], old: packer.Plan | None, later: Sequence[str],
+        hour: packer.RequestTrace | None, **given: Any,
+    ) -> packer.Plan:  # fmt: skip
         """Return the plan for the objective, or else the plan to deploy, which must hold in an `hour` of a log, too.
 
         `later`: modules to import meanwhile.
@@ -140,8 +135,6 @@ class Planning:
         from packer.twin.engine.compile import begin
 
         begin()  # compile kernels during the imports
-        from packer.planning.recommend import recommend
-        from packer.planning.solve import solve as run
         from packer.solvers.replan import objective_of
 
         import_meanwhile(*later)
@@ -149,12 +142,14 @@ class Planning:
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
         given |= {"confidence": self.confidence, "margin": self.margin, "max_replicas": self.max_replicas}
         if self.recommends(old):
-            return recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
+            return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         objective = self.objective or ("gpus" if old is None else objective_of(old))
         solver = self.solver or (None if old is None else "replan")
         slo = fleet.slo if self.slo or follows else None
-        return run(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
+        return packer.solve(
+            fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given
+        )
 
 
 @bundle
@@ -171,10 +166,9 @@ class PlanOutput:
         """Return `out`; without -o it may also overwrite an earlier plan that packer wrote and no one changed."""
         if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
             return out
-        from packer.io.plans import load_plan
 
         try:
-            load_plan(DEFAULT_OUTPUT)
+            packer.load_plan(DEFAULT_OUTPUT)
         except PackerError:
             return out  # not an unchanged plan: `check` refuses it before the search
         return replace(out, force=True)
@@ -211,7 +205,6 @@ def solve(
     from packer.cli.plan_table import adapters_frame, plan_json, plan_lines
     from packer.gpu import kinds_of
     from packer.operate.changes import with_goal
-    from packer.plan import Status
     from packer.twin.hours import with_adapters
 
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
@@ -239,7 +232,7 @@ def solve(
         later = ("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
         plan = planning.planned(fleet, kinds, old, later, hour, progress=progress, stop=stop)
     plan = replace(plan, runtime_s=waited_s())
-    infeasible = plan.status is Status.INFEASIBLE
+    infeasible = plan.status is packer.Status.INFEASIBLE
     written = path is not None and (result.output is not None or not infeasible)
     by_default = old is None and not (servers.profile_names or servers.gpu_names)
     lines = partial(plan_lines, plan, old, by_default=by_default, briefly=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
@@ -15,9 +16,7 @@ from packer.io.frames import pl
 from packer.words import number
 
 if TYPE_CHECKING:
-    from packer.profile import Profile
     from packer.twin.sweep import Sweep
-    from packer.workload import Workload
 
 CURVE_POINTS = 12
 MAX_LORAS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
@@ -93,7 +92,7 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
     )
 
 
-def _tune(workload: Workload, profile: Profile, axes: Axes, out: Writing) -> None:
+def _tune(workload: packer.Workload, profile: packer.Profile, axes: Axes, out: Writing) -> None:
     """Compare policies: each with its best parameter and the training throughput with that parameter."""
     from packer.twin.tuning.search import tuning_rows
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer.cli.declare import bundle, command, option, pairs, typed, values
 from packer.cli.options import FleetFile, Output, Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
 from packer.errors import IncompatibleError
 from packer.words import counted, number
-
-if TYPE_CHECKING:
-    from packer.workload import Workload
 
 
 @command
@@ -32,7 +30,7 @@ def describe(file: FleetFile, out: Output) -> None:
     out.result(found, lambda: _lines(fleet, found))
 
 
-def headline(fleet: Workload) -> str:
+def headline(fleet: packer.Workload) -> str:
     """The workload in one line; rates and loads are means over the cycle of piecewise arrivals."""
     rate, load = (
         fleet.arrivals.mean_factor * each for each in (fleet.given_rates.sum(), fleet.offered_tok_s)
@@ -40,7 +38,7 @@ def headline(fleet: Workload) -> str:
     return f"{counted(len(fleet), 'adapter')}, {rate:,.3g} req/s, offered load {load:,.0f} tok/s"
 
 
-def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
+def _lines(fleet: packer.Workload, found: dict[str, Any]) -> list[Table | str]:
     cells = [
         [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"], 1)]
         for row in found["ranks"]
@@ -62,7 +60,7 @@ def _lines(fleet: Workload, found: dict[str, Any]) -> list[Table | str]:
     ]
 
 
-def _prefixes(fleet: Workload, found: dict[str, Any]) -> list[str]:
+def _prefixes(fleet: packer.Workload, found: dict[str, Any]) -> list[str]:
     """Lines on sessions and shared prefixes; empty if the workload has neither."""
     from packer.operate.summary import sessions_of
 
@@ -122,7 +120,6 @@ def generate(made: Made, out: Writing) -> None:
     """
     from packer.io.workloads import write_workload
     from packer.operate.summary import summary_of
-    from packer.sessions import Sessions
     from packer.traces.assign import PowerLaw, generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 
@@ -141,7 +138,7 @@ def generate(made: Made, out: Writing) -> None:
     turns = about.pop("turns", None)
     if turns is None and about:
         raise IncompatibleError("--think-s and --turn-tokens describe sessions: expected --turns with them.")
-    sessions = None if turns is None else Sessions(turns, **about)
+    sessions = None if turns is None else packer.Sessions(turns, **about)
     fleet = generate_workload(made.adapters, sessions=sessions, **given)
     write_workload(fleet, made.output, force=out.force)
     out.result(lambda: {**summary_of(fleet), "output": made.output}, list)

@@ -110,9 +110,14 @@ def test_no_circles_between_files(modules: list[Any]) -> None:
 
 
 def test_library_does_not_use_its_own_facade(modules: list[Any]) -> None:
-    """A module that says `import packer` would hide what it depends on from the rule above."""
+    """A module that says `import packer` would hide what it depends on from the rule above; commands may depend on all
+    folders, and call what users call."""
     assert [
-        m.name for m in modules if m.name != FACADE and any(name == FACADE for name, _ in _imports(m))
+        m.name
+        for m in modules
+        if m.name != FACADE
+        and not m.name.startswith("packer.cli.")
+        and any(name == FACADE for name, _ in _imports(m))
     ] == []
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import packer
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.evaluate import MeasuredTraffic
 from packer.cli.live.calibrate import duration
@@ -21,11 +22,9 @@ if TYPE_CHECKING:
     from packer.operate.follow import Following
     from packer.operate.keeper import Decision
     from packer.operate.rehearse import Rehearsal
-    from packer.plan import Plan
-    from packer.workload import Workload
 
 
-def whole(plan: Plan) -> Plan:
+def whole(plan: packer.Plan) -> packer.Plan:
     """Return the plan. Raises `IncompatibleError` if an adapter has no server."""
     if not plan.bins or plan.unplaced:
         raise IncompatibleError("Expected a plan with a server for each adapter, got an infeasible one.")
@@ -158,11 +157,10 @@ def follow(
     return _followed(plan, fleet, given, looks, metrics, out)
 
 
-def _rehearsed(plan: Plan, fleet: Workload, given: Followed, looks: Looks, out: Writing) -> int:
-    from packer.io.workloads import read_workload
+def _rehearsed(plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, out: Writing) -> int:
     from packer.operate.rehearse import rehearse
 
-    replayed = read_workload(given.simulate or "")
+    replayed = packer.read_workload(given.simulate or "")
     unknown = set(replayed.names) - set(fleet.names)
     if replayed.arrivals.trace is None or unknown:
         raise IncompatibleError(
@@ -199,11 +197,15 @@ def _lines(found: Rehearsal) -> list[Table | str]:
 
 
 def _followed(
-    plan: Plan, fleet: Workload, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
+    plan: packer.Plan,
+    fleet: packer.Workload,
+    given: Followed,
+    looks: Looks,
+    metrics: PrometheusOptions,
+    out: Writing,
 ) -> int:
 
     from packer.io.files import write_text
-    from packer.io.workloads import read_workload
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.changes import with_goal
@@ -224,8 +226,8 @@ def _followed(
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
 
-    def read_again() -> Workload:
-        return with_goal(read_workload(given.fleet or ""), plan).held_to(given.slo or None)
+    def read_again() -> packer.Workload:
+        return with_goal(packer.read_workload(given.fleet or ""), plan).held_to(given.slo or None)
 
     again = None if given.fleet is None else read_again
     with looks.exporter(out) as exporter, nullcontext() if given.dry_run else acting.held():

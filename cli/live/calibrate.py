@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+import packer
 from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.cli.traffic import refuse_unused
 from packer.settings import Settings
-
-if TYPE_CHECKING:
-    from packer.profile import Profile
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -80,7 +78,7 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
       packer live calibrate --launch vllm-cpu/launch.toml --budget 10m -o tiny.toml
       packer live calibrate --url http://gpu-7:8000 --profile estimated.toml --max-loras 8 --max-lora-rank 16
     """
-    from packer.io.profiles import load_profile, profile_to_dict, write_profile
+    from packer.io.profiles import profile_to_dict, write_profile
     from packer.io.web import address_of, key_of
     from packer.live import calibration
     from packer.live.launch import read_launch
@@ -101,7 +99,7 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
             launch = read_launch(given.launch_path)
             found = calibration.calibrate(launch, Path(given.folder), servers=servers, **common)
         else:
-            known = load_profile(given.running["profile"])
+            known = packer.load_profile(given.running["profile"])
             settings = known.settings(given.running["max_loras"], given.running["max_lora_rank"])
             where = address_of(given.url or "", key_of(given.api_key_env))
             found = calibration.calibrate_url(where, known, Path(given.folder), settings=settings, **common)
@@ -122,7 +120,7 @@ def calibrate(given: CalibrationInput, out: Writing) -> None:
     out.note(f"wrote {given.output}: {profile.name}, {len(outcomes)} measurements{earlier}")
 
 
-def _tables(profile: Profile) -> list[Table]:
+def _tables(profile: packer.Profile) -> list[Table]:
     terms = sorted(profile.latency.coefficients.items(), key=lambda item: -item[1])
     capacity = ("max_loras", "max_lora_rank", "tokens")
     return [

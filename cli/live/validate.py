@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import packer
 from packer.cli.declare import argument, bundle, command, option
 from packer.cli.live.calibrate import duration
 from packer.cli.options import DEFAULT_PROFILE, Writing, common, numbers
@@ -19,11 +20,8 @@ from packer.words import counted, number
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from packer.bin import Bin
     from packer.live.validate import BinReport, Validation
     from packer.operate.bench import BenchRun
-    from packer.plan import Plan
-    from packer.workload import Workload
 
 
 @bundle
@@ -61,13 +59,11 @@ class Runs:
     html: str | None = option(metavar="FILE.html")
     seed: int = common("seed")
 
-    def plan(self) -> Plan:
+    def plan(self) -> packer.Plan:
         """The plan in the file."""
-        from packer.io.plans import load_plan
-
         if self.plan_path is None:
             raise click.UsageError("Missing argument 'PLAN', or --bench.")
-        return load_plan(self.plan_path)
+        return packer.load_plan(self.plan_path)
 
 
 @command
@@ -121,20 +117,17 @@ def _check_numbers(name: str, given: Sequence[int], below: int) -> None:
         raise click.UsageError(f"{name}: expected numbers from 0 to {below - 1}, got {given}.")
 
 
-def _chosen(plan: Plan, runs: Runs) -> tuple[Sequence[int], list[Bin]]:
+def _chosen(plan: packer.Plan, runs: Runs) -> tuple[Sequence[int], list[packer.Bin]]:
     """Numbers of the servers that are compared, and the servers, with the profile of --profile if there is one."""
-    from packer.io.profiles import load_profile
-
     _check_numbers("--bins", runs.bins or (), len(plan.bins))
     numbers = runs.bins or range(len(plan.bins))
-    profile = None if runs.profile_name is None else load_profile(runs.profile_name)
+    profile = None if runs.profile_name is None else packer.load_profile(runs.profile_name)
     bins = [plan.bins[k] for k in numbers]
     return numbers, bins if profile is None else [replace(item, profile=profile) for item in bins]
 
 
 def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
     """Compare each run of the benchmark with its prediction."""
-    from packer.io.profiles import load_profile
     from packer.operate.bench import beside_bench
 
     of_runs = ("launch_path", "duration_s", "repeats", "parallel", "gpus", "trace", "folder", "html")
@@ -149,7 +142,7 @@ def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
                 f"--bench is of one server: choose one of the plan's {len(plan.bins)} with --bins."
             )
         server = chosen[0]
-    profile = load_profile(runs.profile_name or DEFAULT_PROFILE) if server is None else server.profile
+    profile = packer.load_profile(runs.profile_name or DEFAULT_PROFILE) if server is None else server.profile
     out.note_profiles(profile)
     found = beside_bench(bench, profile, fleet=fleet, server=server, seed=runs.seed)
     data = [each.to_dict() for each in found]
@@ -166,10 +159,9 @@ def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
     return [table, server, *(f"Assumed: {each}" for each in found.assumed)]
 
 
-def _replayed(plan: Plan, path: str) -> Workload:
-    from packer.io.workloads import read_workload
+def _replayed(plan: packer.Plan, path: str) -> packer.Workload:
 
-    fleet = read_workload(path)
+    fleet = packer.read_workload(path)
     if fleet.arrivals.trace is None or fleet.names != plan.workload.names:
         raise click.UsageError(
             f"--trace: {path} must be a trace of the plan's {len(plan.workload)} adapters."
@@ -177,7 +169,7 @@ def _replayed(plan: Plan, path: str) -> Workload:
     return plan.workload.with_arrivals(fleet.arrivals)
 
 
-def _write(job: Validation, plan: Plan, runs: Runs, out: Writing) -> None:
+def _write(job: Validation, plan: packer.Plan, runs: Runs, out: Writing) -> None:
     from packer.report.figures import write_figure
     from packer.report.validation import validation_figure
 

@@ -163,7 +163,7 @@ def test_an_interrupted_search_without_a_plan_says_so(
     def without_a_plan(*given: Any, **named: Any) -> Plan:
         return replace(recommend(*given, **named), status=Status.INFEASIBLE, interrupted=True)
 
-    monkeypatch.setattr("packer.planning.recommend.recommend", without_a_plan)
+    monkeypatch.setattr("packer.recommend", without_a_plan)
     assert run(["init", log, "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 130
     assert not (tmp_path / "project" / "plan.json").exists()
 

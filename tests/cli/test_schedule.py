@@ -229,7 +229,7 @@ def test_days_that_cron_triggers_do_not_support_are_refused_before_planning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four periods of an hour are no day of 24 h: nothing is planned or written."""
-    monkeypatch.setattr("packer.operate.schedule.schedule", lambda *_args, **_more: pytest.fail("planned"))
+    monkeypatch.setattr("packer.schedule", lambda *_args, **_more: pytest.fail("planned"))
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--keda", "keda.yaml", "--static", "plan.json"]
     assert run(words) == 2
     assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(
