@@ -31,6 +31,8 @@ QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
 BFLOAT16_CACHE: Release = (0, 11)
 """The first version that takes `--kv-cache-dtype bfloat16` (vllm/config/cache.py, `CacheDType`; not in 0.10.0)."""
+ASYNC: Release = (0, 10)
+"""The first version with `--async-scheduling` (vllm/engine/arg_utils.py)."""
 MODULES: Release = (0, 19)
 """The first version with `--lora-target-modules` (vllm/engine/arg_utils.py:1146 of 0.19.0)."""
 
@@ -95,14 +97,20 @@ def _made(engine: EngineSpec) -> EngineRules:
             f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known, "
             f"got {shown(engine.version)}."
         )
-    if engine.max_num_queued_reqs is not None:
-        _check_since(QUEUE_LIMIT, engine, "max_num_queued_reqs")
-    if engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16":
-        _check_since(BFLOAT16_CACHE, engine, 'kv_cache_dtype "bfloat16"')
-    if engine.lora_target_modules:
-        _check_since(MODULES, engine, "lora_target_modules")
-    if engine.scheduling_policy == "priority":
-        _check_since(PRIORITIES, engine, 'scheduling_policy "priority"')
+    for used, first, what in (
+        (engine.max_num_queued_reqs is not None, QUEUE_LIMIT, "max_num_queued_reqs"),
+        (
+            engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16",
+            BFLOAT16_CACHE,
+            'kv_cache_dtype "bfloat16"',
+        ),
+        (engine.lora_target_modules, MODULES, "lora_target_modules"),
+        (engine.scheduling_policy == "priority", PRIORITIES, 'scheduling_policy "priority"'),
+        (engine.async_scheduling, ASYNC, "async_scheduling"),
+        (engine.prefix_caching, OLDEST, "prefix_caching"),
+    ):
+        if used:
+            _check_since(first, engine, what)
     holds = {rule.name: rule.holds(release) for rule in RULES}
     for name in ("async_scheduling", "prefix_caching"):
         chosen = getattr(engine, name)
@@ -126,7 +134,8 @@ def check_drafts(engine: EngineSpec) -> None:
 def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
     if engine.name != "vllm" or engine.release < first:
         given = shown(f"{engine.name} {engine.version}")
-        raise ValidationError(f"Expected a version of vLLM from {_name(first)} on with {what}, got {given}.")
+        since = f"a version of vLLM from {_name(first)} on" if first > OLDEST else "a server of vLLM"
+        raise ValidationError(f"Expected {since} with {what}, got {given}.")
 
 
 def followed(engine: EngineSpec) -> str:
