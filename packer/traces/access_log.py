@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from packer import checks
@@ -17,7 +18,7 @@ from packer.io.documents import parse_json
 from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
-from packer.times import SINCE_1970_S
+from packer.times import HOUR_S, LATEST_S, SINCE_1970_S
 from packer.traces.columns import FORMATS, KEYS
 from packer.words import counted
 
@@ -32,15 +33,14 @@ WRAPPERS = frozenset(
     ("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw")
 )
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
-_OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens"}
-_LATEST_S = 7_258_118_400.0  # 2200-01-01
+_OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens", "id": "id"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
     """Columns of a log, and how to read its model names.
 
-    `keys`: names of the columns for "time", "model", "input", "output", "rank", "session" and
+    `keys`: names of the columns for "time", "model", "input", "output", "id", "rank", "session" and
         "cached", for a log whose names are not in `KEYS`.
     `skip`: names of models that are not adapters.
     `strip_prefix`: prefix that the gateway adds to adapters' names ("hosted_vllm/").
@@ -76,12 +76,14 @@ class LogRow(NamedTuple):
     session: str | None = None
     cached_tokens: int | None = None
     priority: int | None = None
+    line: int = 0
+    id: str | None = None
 
 
 def frame_of(requests: Sequence[LogRow]) -> pl.DataFrame:
     """Requests as columns. Columns that some request lacks are left out, but one session or priority is enough."""
     kinds = {"time_s": pl.Float64, "adapter": pl.String, "session": pl.String}
-    schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields}
+    schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields[:-1]}
     cells: dict[str, list[Any]] = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
     # JSON may hold surrogates, which a column of texts may not.
     cells["session"] = [
@@ -116,6 +118,10 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
             left_out[found] += 1
         else:
             requests.append(found)
+    requests, said = _joined(requests)
+    whole = [each for each in requests if each.input_tokens and each.output_tokens]
+    left_out["failed"] += len(requests) - len(whole)
+    requests = whole
     for name, key in fields.keys.items():
         blank = all(getattr(each, _OPTIONAL.get(name, "time_s")) is None for each in requests)
         if blank and (requests or key.lower()[:40] not in seen):
@@ -133,7 +139,49 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     if not requests:
         raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
-    return frame_of(requests), more | {"unmet": fields.unmet(met)}
+    return frame_of(requests), more | {"unmet": fields.unmet(met), "said": said}
+
+
+def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
+    """The requests, where lines of one id that look like parts of one request are joined, and what to say about it.
+
+    If most repeated ids are in other lines, too, they do not name requests, and no lines are joined.
+    """
+    lines: dict[str | None, list[LogRow]] = {}
+    for request in requests:
+        lines.setdefault(request.id, []).append(request)
+    lines.pop(None, None)
+    several = [sorted(each, key=itemgetter(0, 2)) for each in lines.values() if len(each) > 1]
+    parts = {each[0].id: each for each in several if _are_parts(each)}
+    odd, said = len(several) - len(parts), list[str]()
+    if odd:
+        why = "are in lines with other adapters or tokens, which count one by one"
+        said.append(f"{odd:,} of {len(lines):,} ids {why}")
+    if len(parts) > odd:
+        count = sum(map(len, parts.values())) - len(parts)
+        said.append(f"joined {counted(count, 'line')} to others with the same id, as parts of one request")
+        requests = [each for each in requests if each.id not in parts]
+        requests += map(_joint, parts.values())
+    return requests, tuple(said)
+
+
+def _are_parts(lines: Sequence[LogRow]) -> bool:
+    """Whether lines, in order of time, may be parts of one request: chunks of a stream, its start and end, or copies.
+
+    They have one adapter and prompt, where these are known, and outputs that do not fall.
+    """
+    names, inputs = {each.adapter for each in lines}, {each.input_tokens for each in lines}
+    outputs = [each.output_tokens for each in lines]
+    near = lines[-1].time_s - lines[0].time_s <= HOUR_S
+    return near and len(names - {None}) < 2 and len(inputs - {0}) < 2 and outputs == sorted(outputs)
+
+
+def _joint(lines: Sequence[LogRow]) -> LogRow:
+    """The request of some lines: from the time of the first on, with the last value that is known of each field."""
+    cells: Any = zip(*reversed(lines), strict=True)
+    last = LogRow._make(next((cell for cell in column if cell is not None), None) for column in cells)
+    inputs = max(each.input_tokens for each in lines)
+    return last._replace(time_s=lines[0].time_s, line=lines[0].line, input_tokens=inputs)
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
@@ -190,21 +238,26 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
         met |= {model, fields.strip_prefix if given != model else model}
         if model in fields.skip:
             return "skipped"
-    if where["input"] is None or where["output"] is None:
-        return "other" if model is None else "failed"
-    inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) for key in (where["input"], where["output"]))
-    if not inputs or not outputs:
+    sides = where["input"], where["output"]
+    if model is None and None in sides:
+        return "other"
+    inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) if key else 0 for key in sides)
+    name = None if where["id"] is None else str(row.cells[where["id"]])
+    if name is None and not (inputs and outputs):
         return "failed"
     rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
     session = None if where["session"] is None else str(row.cells[where["session"]]).strip()
-    cached = None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs)
-    return LogRow(_time(row, where["time"]), inputs, outputs, model, rank, session, cached)
+    cached = (
+        None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs or MAX_TOKENS)
+    )
+    time_s = _time(row, where["time"])
+    return LogRow(time_s, inputs, outputs, model, rank, session, cached, None, row.number, name)
 
 
 def _time(row: Row, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text."""
     found = seconds_of(row.cells[key])
-    if not 0.0 <= found < _LATEST_S:
+    if not 0.0 <= found < LATEST_S:
         row.fail(
             key, f"expected a time from 1970 to 2199, a number or in ISO form, got {shown(row.cells[key])}."
         )

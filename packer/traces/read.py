@@ -123,7 +123,7 @@ def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     found = None
     with suppress(pl.exceptions.PolarsError):
         given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
-        found = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind)
+        found = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind, number)
     return kind, found or _slow(csv_rows(text)[1], kind)
 
 
@@ -142,7 +142,7 @@ def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None
     check_plain(frame)
     found = None
     with suppress(pl.exceptions.PolarsError):
-        found = _fast(frame.cast(pl.String), kind)
+        found = _fast(frame.cast(pl.String), kind, 0)
     return kind, found or _slow(frame_rows(frame)[1], kind)
 
 
@@ -165,16 +165,17 @@ def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests
     return kind, _slow(checked(), kind)
 
 
-def _fast(frame: pl.DataFrame, kind: TraceFormat) -> Requests | None:
-    """The requests in a frame of strings, vectorised; None if some cell must be read by `_slow`."""
-    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+def _fast(frame: pl.DataFrame, kind: TraceFormat, header: int) -> Requests | None:
+    """The requests in a frame of strings below line `header`, vectorised; None if `_slow` must read some cell."""
+    blank = pl.all_horizontal(pl.exclude("line").is_null())
+    frame = frame.with_row_index("line", header + 1).filter(~blank)
     names = {"adapter": kind.adapter, "rank": kind.rank, "session": kind.session}
     names |= dict(zip(("time", "input_tokens", "output_tokens"), kind.required, strict=True))
     cells = {key: frame[name].str.strip_chars() for key, name in names.items() if name in frame.columns}
     times = _fast_times(cells.pop("time"), kind.unit_s)
     if times is None or not len(frame) or kind.priority in frame.columns:
         return None
-    columns = {"time_s": pl.Series(times[0])}
+    columns = {"time_s": pl.Series(times[0]), "line": frame["line"]}
     for key, cell in cells.items():
         if key == "session":
             columns[key] = cell.fill_null("")
@@ -196,8 +197,10 @@ def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float6
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
         times: npt.NDArray[np.float64] = numbers.to_numpy()
-        times = times * (unit_of(float(times.min()), unit_s) if len(times) else 1.0)
-        return (times, 0.0) if np.all(np.abs(times) <= MAX_TIME_S) else None
+        # Times in several units are read cell by cell.
+        units = {unit_of(float(edge(times)), unit_s) for edge in (np.min, np.max)} if len(times) else {1.0}
+        times = times * min(units)
+        return (times, 0.0) if len(units) == 1 and np.all(np.abs(times) <= MAX_TIME_S) else None
     text = column.str.replace("T", " ", literal=True).str.replace(r"Z$", "+00:00")
     zone = "%#z" if text.str.contains(r"[+-]\d\d:?\d\d$").all() else ""
     stamps = text.str.to_datetime(f"%Y-%m-%d %H:%M:%S%.f{zone}", time_unit="ns", strict=False)
@@ -223,7 +226,9 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> Requests:
         given = not row.is_blank(kind.priority)
         priority = row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0
         ids.append(_block_ids(row, kind, inputs) if isinstance(row.cells.get(kind.blocks), list) else None)
-        found.append(LogRow(time_s, inputs, outputs, adapter, rank, session, priority=priority or None))
+        found.append(
+            LogRow(time_s, inputs, outputs, adapter, rank, session, None, priority or None, row.number)
+        )
         first = found[0]
         if (adapter is None, rank is None) != (first.adapter is None, first.rank is None):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")

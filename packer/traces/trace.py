@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,16 @@ from packer.arrival import RequestTrace
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
+from packer.times import DAY_S, LATEST_S
 from packer.words import counted, none_called
 
 SHORTEST_STEP_S = 0.1
 FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
 """Times count as recorded in steps if there are at least `FEWEST_STEPPED` requests, of which at least this share has
 the same time as the previous request."""
+STRAY, APART = 0.1, 3.0
+"""Requests are strays if they are at most this share and, in time, further from the rest than this many of its spans,
+and days."""
 SHARE_TWICE = 0.1
 """Note requests that equal the one before them from this share of a log on."""
 
@@ -148,17 +153,22 @@ def spread(time_s: FloatArray, step_s: float) -> FloatArray:
 
 def trace_of_requests(
     requests: pl.DataFrame, source: str, *, blocks: Blocks | None = None, start_s: float = 0.0, dropped: int = 0,
-    other: int = 0, unmet: tuple[str, ...] = (),
+    other: int = 0, unmet: tuple[str, ...] = (), said: tuple[str, ...] = (),
 ) -> Trace:  # fmt: skip
     """The requests of a file as a trace, sorted by time; requests without tokens are left out and counted in `dropped`.
 
+    Strays (`STRAY`), which a wrong clock put into another year, are left out, too.
+
     `requests`: in any order; the columns time_s, input_tokens and output_tokens, and perhaps adapter (its name), rank,
-    session ("": a session of its own), cached_tokens and priority. `blocks`: blocks of the prompts. `start_s`: origin
-    of the times, s. `dropped`, `other`, `unmet`: as in `Trace`.
+    session ("": a session of its own), cached_tokens, priority and line (in the file). `blocks`: blocks of the prompts.
+    `start_s`: origin of the times, s. `dropped`, `other`, `unmet`, `said`: as in `Trace`.
     Raises `ValidationError`: no request has tokens, or an adapter has several ranks.
     """
     full = requests.with_row_index("row").filter(pl.col("input_tokens") > 0, pl.col("output_tokens") > 0)
     kept = full.sort("time_s", maintain_order=True)
+    low, high = _without_strays(kept["time_s"].to_numpy())
+    said = (*said, *_far(pl.concat([kept[:low], kept[high:]]), start_s))
+    kept = kept[low:high]
     column = {each.name: each.to_numpy() for each in kept if each.dtype.is_numeric()}
     time_s = column["time_s"] - column["time_s"][:1]
     step_s = step_of(time_s)
@@ -169,11 +179,37 @@ def trace_of_requests(
         more = {"adapter": owner, "names": tuple(names), "ranks": _ranks(names, owner, column.get("rank"))}
     return Trace(
         spread(time_s, step_s), column["input_tokens"], column["output_tokens"], source=source, step_s=step_s,
-        dropped=dropped + len(requests) - len(kept), other=other, start_s=start_s + float(column["time_s"][:1].sum()),
+        dropped=dropped + len(requests) - len(full), other=other, start_s=start_s + float(column["time_s"][:1].sum()),
         blocks=None if blocks is None else blocks.take(column["row"]), cached_tokens=column.get("cached_tokens"),
         priority=column.get("priority"), sessions=_numbers(kept["session"]) if "session" in kept.columns else None,
-        unmet=unmet, **more,
+        unmet=unmet, said=said, **more,
     )  # fmt: skip
+
+
+def _without_strays(time_s: FloatArray) -> tuple[int, int]:
+    """The first and the last row + 1, in order of time, of the requests that are no strays."""
+    low, high = 0, len(time_s)
+    few = int(STRAY * high)
+    while low + len(time_s) - high < few:
+        gaps = np.diff(time_s[low:high])
+        k = low + int(gaps.argmax()) + 1
+        before = k + len(time_s) - high <= few
+        begin, end = (k, high) if before else (low, k)
+        apart = gaps.max() > APART * max(DAY_S, time_s[end - 1] - time_s[begin])
+        if not apart or begin + len(time_s) - end > few:
+            break
+        low, high = begin, end
+    return low, high
+
+
+def _far(strays: pl.DataFrame, start_s: float) -> list[str]:
+    """A note on strays, with line and time of the first one; empty for none."""
+    if not len(strays):
+        return []
+    time_s, line = start_s + strays["time_s"][0], f"line {strays['line'][0]:,}, " * ("line" in strays.columns)
+    day = datetime.fromtimestamp(min(max(time_s, 0.0), LATEST_S), UTC)
+    far = f"far in time from all others: {line}{day:%Y-%m-%d}{' …' * (len(strays) > 1)}"
+    return [f"left out {counted(len(strays), 'request')} {far}"]
 
 
 def _ranks(names: Sequence[str], owner: IntArray, rank: IntArray | None) -> tuple[int, ...] | None:

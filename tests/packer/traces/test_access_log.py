@@ -209,6 +209,37 @@ def test_nan_is_no_value(tmp_path: Path) -> None:
     assert (len(log), log.dropped, log.other) == (2, 1, 0)
 
 
+def lines_of(k: int) -> list[dict[str, object]]:
+    """A request as a proxy logs its start and a server its stream: its tokens come with the last line."""
+    at, known = 1769940000 + 10 * k, {"id": f"chat-{k}", "model": f"a{k % 2}"}
+    tokens = {"prompt_tokens": 10 + k, "completion_tokens": 0}
+    last = {"time": at + 3, "id": f"chat-{k}", "usage": {**tokens, "completion_tokens": 5}}
+    return [{"time": at, **known}, {"time": at + 1, **known, "usage": tokens}, last, last]
+
+
+def test_lines_of_one_id_are_one_request(tmp_path: Path) -> None:
+    """Chunks of a stream, start and end, and copies are one request, at its first time, in any order of lines."""
+    entries = [each for k in range(4) for each in reversed(lines_of(k))]
+    log = read_trace(write(tmp_path / "x.jsonl", [*entries]))
+    assert (log.time_s.tolist(), log.names) == ([0.0, 10.0, 20.0, 30.0], ("a0", "a1"))
+    assert (log.input_tokens.tolist(), log.output_tokens.tolist()) == ([10, 11, 12, 13], [5] * 4)
+    assert log.notes == ["joined 12 lines to others with the same id, as parts of one request"]
+
+
+def test_ids_that_name_no_requests_join_nothing(tmp_path: Path) -> None:
+    """An id of something else, as a container, has requests with other prompts or falling outputs: each counts, and
+    the user is told; one such id among those of requests is counted line by line, too."""
+    entries = [
+        {"time": 5 + k, "id": f"c{k % 2}", "model": "a", "prompt_tokens": 9 + k // 2, "completion_tokens": 3}
+        for k in range(8)
+    ]
+    log = read_trace(write(tmp_path / "x.jsonl", [*entries]))
+    said = "2 of 2 ids are in lines with other adapters or tokens, which count one by one"
+    assert (len(log), log.notes) == (8, [said])
+    log = read_trace(write(tmp_path / "x.jsonl", [*entries[::2], *lines_of(1), *lines_of(2)]))
+    assert (len(log), len(log.notes)) == (6, 2)
+
+
 def test_a_day_is_no_time(tmp_path: Path) -> None:
     """A column `Date`, as Datadog's, has the times if it has times of day: with days alone nothing says when in it."""
     head, tokens = "Date,@model,@prompt_tokens,@completion_tokens", "a,3,4"

@@ -144,11 +144,33 @@ def test_the_fast_reader_agrees_with_the_careful_one(rows: list[tuple[str, str, 
             schema=dict.fromkeys(kind.required, pl.String),
         ),
         kind,
+        1,
     )
     if fast is not None:
         assert slow is not None
-        for name in ("time_s", "input_tokens", "output_tokens"):
-            assert fast[0][name].equals(slow[0][name])
+        for name in ("time_s", "input_tokens", "output_tokens", "line"):
+            assert fast[0][name].to_list() == slow[0][name].to_list()
+
+
+@pytest.mark.parametrize(("odd", "more"), [("0", ""), ("0", ",1"), ("4900000000000", ""), ("86400000", "")])
+def test_a_stray_date_is_left_out_and_named(tmp_path: Path, odd: str, more: str) -> None:
+    """One time in another year, of a wrong clock or in another unit, must not make a log of decades with empty hours:
+    the fast reader and the careful one leave its request out and name its line."""
+    head = "# a comment\ntimestamp,input_tokens,output_tokens" + (",priority" if more else "")
+    rows = [f"{1_769_940_000_000 + 1000 * k},10,5{more}" for k in range(30)]
+    rows.insert(7, f"{odd},999,5{more}")
+    log = read_trace(write(tmp_path, "x.csv", "\n".join([head, *rows])))
+    assert (len(log), log.span_s, log.start_s) == (30, 29.0, 1_769_940_000.0)
+    assert log.notes[0].startswith("left out 1 request far in time from all others: line 10, ")
+    assert log.input_tokens.max() == 10
+
+
+def test_a_week_between_two_days_is_no_stray(tmp_path: Path) -> None:
+    """Requests count wherever they are if they are more than a tenth of a log, or within three spans of the rest."""
+    head, week_s = "timestamp,input_tokens,output_tokens", 7 * 86_400
+    for times in ([*range(30), *range(week_s, week_s + 5)], [*range(0, week_s, 20_000), 2 * week_s]):
+        log = read_trace(write(tmp_path, "x.csv", "\n".join([head, *(f"{each},10,5" for each in times)])))
+        assert (len(log), log.said) == (len(times), ())
 
 
 def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
