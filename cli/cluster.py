@@ -15,6 +15,7 @@ from packer.cli.options import Output, common
 from packer.cli.output import Judged, Part, Table
 from packer.cli.plan_table import assumed_lengths
 from packer.cli.settings import label_of
+from packer.engines import engine_of
 from packer.errors import IncompatibleError
 from packer.io.shipped import table
 from packer.words import counted, listed, number
@@ -64,7 +65,6 @@ class Behind:
         Routers with a compiled score read old counts; engines name what they do not read.
         """
         from packer import registry
-        from packer.engines import engine_of
         from packer.twin.cluster.routers.base import ScoringRouter
         from packer.twin.cluster.system import load_system
 

@@ -16,6 +16,7 @@ from packer.cli.settings import OneProfile
 from packer.cli.traffic import refuse_unused
 from packer.errors import shown
 from packer.io.files import write_text
+from packer.io.tables import csv_text
 from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
@@ -221,7 +222,6 @@ def _run(job: Comparison, out: Writing) -> tuple[list[Result], bool]:
 
 def _write(rows: list[dict[str, Any]], files: Compared, title: str, out: Writing) -> None:
     from packer.io.documents import jsonable
-    from packer.io.tables import csv_text
     from packer.report.figures import write_figure
     from packer.report.pictures import comparison_figure
 

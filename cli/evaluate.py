@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -18,15 +18,15 @@ from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
 from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
 from packer.errors import IncompatibleError, InputError, ValidationError
+from packer.operate.changes import changed_fleet
+from packer.seeds import evaluating
+from packer.traces.trace import Trace
 from packer.words import listed
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from packer.operate.evaluate import PlanEvaluation
     from packer.report.metrics import Exporter
     from packer.traces.assign import Ranks
-    from packer.traces.trace import Trace
 
     Seen: TypeAlias = tuple[packer.Workload, Trace | None]
 
@@ -208,9 +208,7 @@ def _routed(plan: packer.Plan, changes: Changes, out: Writing) -> int:
     """Simulate the servers behind a live router. Return 3 if they starve or break the plan's limits, otherwise 0."""
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
-    from packer.operate.changes import changed_fleet
     from packer.operate.evaluate import holds_routed
-    from packer.seeds import evaluating
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = changed_fleet(plan.workload, rate_factor=changes.rate_factor)[0]

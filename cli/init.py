@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from packer.cli.traffic import LogOptions, RankOptions, refuse_unused
 from packer.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from packer.operate.view import Observed
 
 CLEARLY_BUSIER = 1.1

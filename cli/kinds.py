@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
@@ -11,9 +11,6 @@ from packer.cli.declare import bundle, option
 from packer.cli.options import DEFAULT_PROFILE, common
 from packer.cli.settings import ServerSettings
 from packer.cli.traffic import refuse_unused
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @bundle

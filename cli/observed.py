@@ -15,6 +15,7 @@ from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.cli.traffic import LogOptions, PrometheusOptions, RankOptions, ViewOptions, refuse_unused
 from packer.cli.workload import headline
+from packer.io.files import write_text
 
 if TYPE_CHECKING:
     from packer.operate.view import Observed
@@ -36,7 +37,6 @@ class ObservedFiles:
         self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None
     ) -> None:
         """Write the workload and the loads, and print a summary. `facts`: further entries of the JSON output."""
-        from packer.io.files import write_text
         from packer.io.workloads import write_workload
         from packer.traces.measure import rounded
         from packer.traces.pattern import loads_text

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import packer
 from packer.cli.changes import changes
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
+from packer.evaluation import PLAN_FIGURES, AdapterFigures
 from packer.io.frames import pl
 from packer.moves import by_adapter
 from packer.room import grouped, room_rows, spans
 from packer.words import by_rank, counted, money, number, plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from packer.evaluation import AdapterFigures
 
 
 def plan_lines(
@@ -93,8 +90,6 @@ def _priced(plan: packer.Plan) -> bool:
 
 def _frontier(plan: packer.Plan) -> Table:
     """Table of latency and price for each number of GPUs."""
-    from packer.evaluation import PLAN_FIGURES
-
     nothing = {"worst_adapter_ttft_ms": None}  # of points without a completed request
     points = [row if (row["p95_ttft_ms"] or 0.0) > 0.0 else {**row, **nothing} for row in plan.frontier]
     known = {name for row in points for name, value in row.items() if value is not None}

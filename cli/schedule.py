@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +16,11 @@ from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
-from packer.times import HOUR_S
+from packer.io.files import make_folder, write_text
+from packer.times import DAY_S, HOUR_S
 from packer.words import counted, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     import numpy.typing as npt
 
@@ -123,9 +123,7 @@ def schedule(
     from packer.export.formats import export_plan
     from packer.export.keda import check_day, scaled_objects
     from packer.export.servers import Options
-    from packer.io.files import make_folder, write_text
     from packer.io.plans import write_plan
-    from packer.times import DAY_S
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
     refuse_without("--keda", () if keda_path else ("timezone",))

@@ -12,6 +12,7 @@ from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
 from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_json, plan_lines
 from packer.errors import IncompatibleError
+from packer.moves import restarted
 
 MOST_MOVES = 20
 """Largest number of moving adapters in the table."""
@@ -57,7 +58,6 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
 
 def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], list[Table | str]]:
     """Changes from `old` to `new`, as JSON data and as text."""
-    from packer.moves import restarted
     from packer.operate.changes import between
 
     moves = between(old, new)

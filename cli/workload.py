@@ -12,6 +12,7 @@ from packer.cli.options import FleetFile, Output, Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.plan_table import assumed_lengths
 from packer.errors import IncompatibleError
+from packer.operate.summary import sessions_of, summary_of
 from packer.words import counted, number
 
 
@@ -23,8 +24,6 @@ def describe(file: FleetFile, out: Output) -> None:
     Example:
       packer workload describe examples/workloads/azure-conv-2023.csv
     """
-    from packer.operate.summary import summary_of
-
     fleet = file.fleet()
     found = summary_of(fleet)
     out.result(found, lambda: _lines(fleet, found))
@@ -62,8 +61,6 @@ def _lines(fleet: packer.Workload, found: dict[str, Any]) -> list[Table | str]:
 
 def _prefixes(fleet: packer.Workload, found: dict[str, Any]) -> list[str]:
     """Lines on sessions and shared prefixes; empty if the workload has neither."""
-    from packer.operate.summary import sessions_of
-
     lines, (turns, shared) = [], sessions_of(fleet)
     if fleet.has_sessions:
         lines.append(
@@ -119,7 +116,6 @@ def generate(made: Made, out: Writing) -> None:
       packer workload generate --adapters 1000 --total-rate 50 --exponent 1.2 -o fleet.csv
     """
     from packer.io.workloads import write_workload
-    from packer.operate.summary import summary_of
     from packer.traces.assign import PowerLaw, generate_workload
     from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT
 

@@ -16,6 +16,8 @@ from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.traffic import PrometheusOptions, refuse_unused
 from packer.errors import IncompatibleError
+from packer.io.files import write_text
+from packer.operate.changes import with_goal
 from packer.words import counted
 
 if TYPE_CHECKING:
@@ -205,10 +207,8 @@ def _followed(
     out: Writing,
 ) -> int:
 
-    from packer.io.files import write_text
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
-    from packer.operate.changes import with_goal
     from packer.operate.drift import with_base
     from packer.operate.follow import Following
     from packer.report.metrics import live_metrics, live_page, rows_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +19,6 @@ from packer.cli.traffic import refuse_unused
 from packer.words import counted, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from packer.live.validate import BinReport, Validation
     from packer.operate.bench import BenchRun
 
