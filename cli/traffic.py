@@ -66,7 +66,8 @@ class PlanLogOptions:
     """How a log of requests to the adapters of a plan is read.
 
     keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…, session=…,
-        cached=… (tokens found in the KV cache), id=… (one of several lines of a request); dots go into nested objects; repeatable.
+        cached=… (tokens found in the KV cache), id=… (one of several lines of a request); dots go into nested objects;
+        repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
     assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); --strip-prefix
         hosted_vllm/ is the same.
