@@ -205,12 +205,9 @@ async def _request(run: _Run, session: Any, i: int) -> None:
         async with session.post(
             url, data=run.said.body(i), headers=headers, allow_redirects=False
         ) as response:
-            if 300 <= response.status < 400:
-                _failed(run, i, f"HTTP {response.status}: a redirect, which is not followed")
-                return
             if response.status != 200:
                 text = await _text(response, ERROR_BYTES)
-                _failed(run, i, f"HTTP {response.status}: {run.where.masked(text)[:ERROR_TEXT]}")
+                _failed(run, i, run.where.said(response.status, text)[:ERROR_TEXT])
                 return
             await _stream(run, response, i)
     except Exception as error:

@@ -121,7 +121,7 @@ class RunningServer:
     def _text(self, path: str, total_s: float, body: bytes | None = None) -> str:
         status, text = get(self.where, path, total_s, body)
         if status != 200:
-            said = masked(self.where.masked(_status(status, text)))[:ERROR_TEXT].strip().rstrip(".")
+            said = masked(self.where.said(status, text) if status else text)[:ERROR_TEXT].strip().rstrip(".")
             raise LiveError(f"{self.name}: {path}: {said}.")
         return text
 
@@ -191,13 +191,3 @@ class ShellCommand:
             # Without a status, Popen would warn that the process still runs.
             self._process.returncode = 0
         self._said.close()
-
-
-def _status(status: int, text: str) -> str:
-    if status == 0:
-        return text
-    if 300 <= status < 400:
-        return f"HTTP {status}: a redirect, which is not followed"
-    with suppress(ValueError, KeyError, TypeError):
-        text = str(parse_json(text)["error"]["message"])
-    return f"HTTP {status}: {text}"

@@ -6,6 +6,7 @@ A key is sent only in a header. It is never part of an address, message or file.
 from __future__ import annotations
 
 import base64
+import html
 import http.client
 import os
 import re
@@ -15,13 +16,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from packer.errors import ValidationError, shown
+from packer.io.documents import parse_json
 
 PIECE = 1 << 16
 MAX_KEY = 16_384
 """Largest number of characters of a key."""
+TITLE_WITHIN = 4096
+"""Characters of a page in which its title is sought."""
 MASK = "***"
 
 
@@ -44,6 +49,23 @@ class Address:
         for each in filter(None, (secret, plain)):
             text = text.replace(each, MASK)
         return text
+
+    def said(self, status: int, text: str) -> str:
+        """What an answer other than 200 says, in one line, masked: an error's message, a page's title, else its text.
+
+        Servers and gateways write {"error": {"message": …}}, {"message": …} or {"detail": …}, proxies a page in HTML.
+        """
+        if 300 <= status < 400:
+            return f"HTTP {status}: a redirect, which is not followed"
+        found: Any = None
+        with suppress(ValueError):
+            found = parse_json(text)
+        while isinstance(found, dict):
+            values = (found.get(key) for key in ("error", "message", "detail", "title"))
+            found = next((each for each in values if each and isinstance(each, (str, dict))), None)
+        page = re.search(r"(?is)^\s*<.*?<title[^>]*>(.*?)</title>", text[:TITLE_WITHIN])
+        words = found if isinstance(found, str) else html.unescape(page[1]) if page else text
+        return f"HTTP {status}: {' '.join(self.masked(words).split())}".rstrip(": ")
 
 
 def masked(text: str) -> str:

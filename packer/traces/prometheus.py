@@ -152,9 +152,9 @@ def _get(where: Address, parameters: Mapping[str, object]) -> Any:
     if 300 <= status < 400:
         raise SourceError(f"Expected the address of Prometheus itself: {where.url} redirects ({status}).")
     if not 200 <= status < 300:
-        reason = where.masked(data[:400].decode("utf-8", "replace"))
+        reason = where.said(status, data[:4096].decode("utf-8", "replace"))[:400]
         hint = " --api-key-env gives it a key." if status in (401, 403) else ""
-        raise SourceError(f"Prometheus refused {parameters['query']!r} ({status}): {reason}{hint}")
+        raise SourceError(f"Prometheus refused {parameters['query']!r}: {reason}{hint}")
     try:
         return parse_json(data.decode())
     except ValueError:

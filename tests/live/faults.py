@@ -177,7 +177,14 @@ APPLIED = {
     **http_faults("/v1/models", "gpu-0: /v1/models"),
     **contents("/v1/models", "/v1/models is not a list of models", WRONG_JSON[:-1]),
     "/v1/models: an error that is no text": Fault(
-        "/v1/models", ok('{"error": {"message": {"a": 1}}}', status="500 no"), "HTTP 500: {'a': 1}"
+        "/v1/models",
+        ok('{"error": {"message": {"a": 1}}}', status="500 no"),
+        "HTTP 500: {.error",
+    ),
+    "/v1/models: a proxy's page": Fault(
+        "/v1/models",
+        ok("<html>\r\n<head><title>502 Bad\r\nGateway</title>", status="502 no"),
+        "HTTP 502: 502 Bad Gateway[.]",
     ),
     "/v1/models: a deep error": Fault("/v1/models", ok("[" * 50_000, status="500 no"), "HTTP 500"),
     "/v1/models: another model": Fault("/v1/models", models({"id": "\x1b]0;t\x07"}), "serves '.x1b"),
@@ -213,6 +220,8 @@ STREAMED = {
     "a title in an error": (ok('{"error": {"message": "\x1b]0;t\x07"}}', status="400 no"), "HTTP 400"),
     "an error without end": (endless(b"no" * 9999, b"HTTP/1.1 500 no\r\n\r\n"), "HTTP 500: nono"),
     "status 401": (ok("no", status="401 no"), "HTTP 401: no"),
+    "an error of vLLM's": (ok('{"error": {"message": "no such model"}}', status="404 no"), "HTTP 404: no such model"),
+    "a proxy's page": (ok("<html>\n<title>Bad\nGateway</title>", status="502 no"), "HTTP 502: Bad Gateway(?!<)"),
     "status 429": (ok("later", status="429 no"), "HTTP 429: later"),
     "status 503": (ok("", status="503 no"), "HTTP 503"),
     "a redirect": (ok("", "Location: http://127.0.0.1:9/", status="308 no"),

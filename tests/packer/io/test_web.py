@@ -123,6 +123,30 @@ def test_a_redirect_is_an_answer(serve: Callable[[Script], str]) -> None:
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"error": {"message": "no\\nroom", "code": 1}}', ": no room"),
+        ('{"object": "error", "message": "no room"}', ": no room"),
+        ('{"detail": "no room"}', ": no room"),
+        ('{"error": true, "message": "no room"}', ": no room"),
+        ('{"detail": [1]}', ': {"detail": [1]}'),
+        ("<!DOCTYPE html>\n<head><title lang=en>\n502 &amp; no</title><b>", ": 502 & no"),
+        ("<title>" * 500_000, None),
+        ("<title" * 500_000, None),
+        ("the key is a&quot;b", ": the key is a&quot;b"),
+        ("<p><title>the key is a&quot;b</title>", ": the key is ***"),
+        ("  no \r\n room: ", ": no room"),
+        ("", ""),
+    ],
+)
+def test_an_error_is_said_in_one_line(text: str, words: str | None) -> None:
+    """A server's message or a page's title, without the key, however large and nested the answer is."""
+    found = Address("http://host", 'Bearer a"b').said(502, text)
+    assert "\n" not in found
+    assert words is None or found == f"HTTP 502{words}"
+
+
 def test_a_login_is_taken_out_of_an_address() -> None:
     """What an address shows is never its password; neither is what is shown of an object."""
     found = address_of("https://user:p%40ss@host:8443/path/")
