@@ -15,6 +15,7 @@ from packer.profile import Profile
 from packer.twin.arrivals import cut_words
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import largest_max_loras
+from packer.words import listed, plural
 from packer.workload import Workload
 
 LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384)
@@ -91,14 +92,18 @@ def tried_words(most: int) -> str:
 
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> tuple[str, ...]:
-    """A sentence on each kind of server that cuts requests, and on each GPU with more adapters than were measured.
+    """A sentence on each kind of server that cuts requests, and on each that has more adapters than were measured.
 
     `first`: number of the first server.
     """
-    many = (
-        f"server {k} holds {len(item.adapters):,} adapters, beyond the {item.profile.measured_adapters:,} up to which "
-        f"the profile was measured (measured_adapters in {item.profile.name})"
-        for k, item in enumerate(bins, first)
-        if len(item.adapters) > item.profile.measured_adapters
+    many: dict[Profile, list[tuple[int, int]]] = {}
+    for k, item in enumerate(bins, first):
+        if len(item.adapters) > item.profile.measured_adapters:
+            many.setdefault(item.profile, []).append((k, len(item.adapters)))
+    beyond = (
+        f"{plural(len(held), 'server')} {listed(k for k, _ in held)}: up to {max(n for _, n in held):,} adapters on "
+        f"one, beyond the {profile.measured_adapters:,} up to which the profile was measured "
+        f"(measured_adapters in {profile.name})"
+        for profile, held in many.items()
     )
-    return (*cut_words(workload, dict.fromkeys(item.profile for item in bins)), *many)
+    return (*cut_words(workload, dict.fromkeys(item.profile for item in bins)), *beyond)

@@ -23,6 +23,7 @@ from packer.planning.explore import Frontier
 from packer.planning.kept import SERVER_HOURS
 from packer.profile import Profile
 from packer.room import Room
+from packer.solvers.candidates import beyond_measured
 from packer.twin import hours
 from packer.twin.margin import BAND_KEYS
 from packer.twin.override import with_engine
@@ -134,7 +135,9 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 8, 0.002) for k in range(800)])
     found = packer.recommend(fleet, server)
     assert (found.status, found.n_gpus) == (Status.FEASIBLE, 1)
-    assert "holds 800 adapters, beyond the 384 up to which" in found.reasons[0]
+    assert "server 0: up to 800 adapters on one, beyond the 384 up to which" in found.reasons[0]
+    many = beyond_measured(fleet, [*found.bins, found.bins[0]], 3)
+    assert many == (found.reasons[0].replace("server 0", "servers 3, 4"),)
 
 
 def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
