@@ -176,6 +176,8 @@ def ask(
         raise TimeoutError(f"no whole answer within {total_s:g} s")
     if len(data) > limit_bytes:
         raise OSError(f"an answer of more than {limit_bytes:,} bytes")
+    if response.length and response.status == 200:  # bytes that are missing
+        raise OSError(f"an answer cut after {len(data):,} of {len(data) + response.length:,} bytes")
     coding = response.headers.get("Content-Encoding", "identity")
     if data and response.status == 200 and coding.lower() != "identity":
         raise OSError(f"an answer compressed as {shown(coding)}, although an uncompressed one was asked for")

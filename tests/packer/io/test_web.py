@@ -100,6 +100,20 @@ def test_an_endless_answer_ends_at_the_limit(serve: Callable[[Script], str]) -> 
         ask(Address(serve(endless)), "/", limit_bytes=100_000, total_s=60.0)
 
 
+def test_a_cut_answer_is_refused(serve: Callable[[Script], str]) -> None:
+    """Half a page of figures is no page, whose other figures would count as absent; an error keeps its status."""
+
+    def found(code: int, length: int) -> tuple[int, bytes]:
+        url = serve(
+            lambda send, _head: send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\nok" % (code, length))
+        )
+        return ask(Address(url), "", limit_bytes=9, total_s=5.0)
+
+    with pytest.raises(OSError, match="cut after 2 of 5 bytes"):
+        found(200, 5)
+    assert (found(200, 2), found(502, 5)) == ((200, b"ok"), (502, b"ok"))
+
+
 def test_a_compressed_answer_is_refused(serve: Callable[[Script], str]) -> None:
     """A compressed answer, which was not asked for, is no text of its server; an error keeps its status."""
     head = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\nContent-Encoding: %s\r\n\r\nok"
