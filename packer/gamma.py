@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -49,8 +50,7 @@ def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
 
     Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    weights = weights / weights.sum()
+    nodes, weights = _hermite()
     within = np.clip(nodes, -8.0, 8.0)  # beyond 8, the normal distribution function is 1
     values = unit_gamma(np.array([cv**-2.0]), within)[0]
     previous, current = np.zeros_like(nodes), np.ones_like(nodes)
@@ -62,6 +62,13 @@ def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
     powers = rho[:, np.newaxis] ** np.arange(1, 40)
     table = powers @ np.array(squares)
     return rho, table * (cv**2 / table[-1])
+
+
+@cache
+def _hermite() -> tuple[FloatArray, FloatArray]:
+    """Nodes and weights by which a function's values add up to its mean over a standard-normal variable."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    return nodes, weights / weights.sum()
 
 
 def normal_tail(z: FloatArray) -> FloatArray:

@@ -237,22 +237,26 @@ def _pooled(
     `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are averaged over
     bands of lags.
     """
+    from scipy.fft import next_fast_len
+
     # Lag 0 is left out: it has the Poisson noise of the counts.
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
-    squares, lagged, most = 0.0, np.zeros(n), max(1, MAX_CELLS // n)
+    longest = min(int(edges[-1]), n)
+    squares, lagged, most = 0.0, np.zeros(longest), max(1, MAX_CELLS // n)
+    # Zeros at the end, so that no lag that is needed wraps around.
+    padded = next_fast_len(n + longest, real=True)
     basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, n), degree + 1))
     for part in parts:
         rows = part[part.any(axis=1)]
         squares += float((rows.mean(axis=1) ** 2).sum())
         for begin in range(0, len(rows), most):  # in parts, which bounds the memory
             some = rows[begin : begin + most]
-            # Zeros double the length, so that lags do not wrap around.
-            spectrum = np.fft.rfft(some - (some @ basis) @ basis.T, 2 * n)
-            lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0))[:n]
+            spectrum = np.fft.rfft(some - (some @ basis) @ basis.T, padded)
+            lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0), padded)[:longest]
     # A row has n − k pairs of cells at lag k.
-    lagged /= n - np.arange(n)
+    lagged /= n - np.arange(longest)
     cov = np.array([lagged[a:b].mean() for a, b in bands])
     return lag_s, cov / squares, squares
 
@@ -261,8 +265,9 @@ def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, In
     """Number of whole windows; ascending indices of windows with requests; number of requests in each of these."""
     n = int(span_s // window_s)
     inside = (time_s / window_s).astype(np.int64)
-    cells, counts = np.unique(inside[inside < n], return_counts=True)
-    return n, cells, counts.astype(np.float64)
+    inside = inside[inside < n]
+    first = np.flatnonzero(np.diff(inside, prepend=-1))  # times ascend
+    return n, inside[first], np.diff(first, append=len(inside)).astype(np.float64)
 
 
 def _counts(time_s: FloatArray, span_s: float, window_s: float) -> FloatArray:

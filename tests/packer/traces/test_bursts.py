@@ -16,7 +16,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
 from packer.traces import burst_fit
 from packer.traces.assign import assign_adapters
-from packer.traces.bursts import bursts_within, measure_arrivals
+from packer.traces.bursts import _pooled, bursts_within, measure_arrivals
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
@@ -181,19 +181,20 @@ def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
 
 @pytest.mark.parametrize(("cv", "slow"), [(0.5, 0.3), (1.5, 0.6), (2.1, 0.9)])
 def test_bursts_within_a_window_keep_the_spread_beside_the_slow_scales(cv: float, slow: float) -> None:
-    """What remains is the factor over its mean given the slow scales, as drawing both parts shows."""
+    """What remains is the factor over its mean given the slow scales, as both parts show."""
     from scipy.stats import gamma, norm
 
     arrivals = Arrivals("bursty", common=Bursts(cv, ((10.0, round(1.0 - slow, 4)), (20_000.0, slow))))
     left = bursts_within(arrivals, 3600.0).common
     assert left is not None
     assert left.scales == ((10.0, 1.0),)
-    rng = np.random.default_rng(0)
-    slow_part, fast_part = rng.standard_normal((800, 1)), rng.standard_normal((1, 800))
-    scores = np.sqrt(slow) * slow_part + np.sqrt(1.0 - slow) * fast_part
+    # Each part at nodes whose weighted sum is the mean over a standard-normal variable.
+    nodes, weights = np.polynomial.hermite_e.hermegauss(50)
+    weights /= weights.sum()
+    scores = np.sqrt(slow) * nodes[:, np.newaxis] + np.sqrt(1.0 - slow) * nodes
     factor = gamma(cv**-2.0, scale=cv**2).ppf(np.clip(norm.cdf(scores), 1e-15, 1 - 1e-15))
-    relative = (factor**2).mean() / (factor.mean(axis=1) ** 2).mean() - 1.0
-    assert left.cv**2 == pytest.approx(relative, rel=0.1)
+    relative = weights @ factor**2 @ weights / (weights @ (factor @ weights) ** 2) - 1.0
+    assert left.cv**2 == pytest.approx(relative, rel=0.001)
     assert bursts_within(arrivals, 1e6) == arrivals
     assert bursts_within(Arrivals(), 60.0) == Arrivals()
 
@@ -254,6 +255,16 @@ def test_what_a_trend_leaves_is_that_of_the_best_fit(degree: int) -> None:
         (counts * each).sum() ** 2 for each in burst_fit.polynomials(x, 50, degree)
     )
     assert left == pytest.approx(((counts - fitted) ** 2).sum())
+
+
+def test_the_end_of_a_window_is_not_taken_for_what_is_before_its_beginning() -> None:
+    """The covariance at a lag is that of all pairs of cells so far apart, and of no others."""
+    rows = np.random.default_rng(0).poisson(3.0, (2, 50)).astype(np.float64)
+    lag_s, found, squares = _pooled([rows], 50, 1.0, 0)
+    left = rows - rows.mean(axis=1, keepdims=True)
+    pairs = [(left[:, :-k] * left[:, k:]).sum() / (50 - k) for k in lag_s.astype(int).tolist()]
+    assert len(pairs) == 9
+    assert found * squares == pytest.approx(pairs)
 
 
 def test_two_adapters_have_bursts_of_their_own() -> None:
