@@ -19,7 +19,7 @@ from packer.times import DAY_S, LATEST_S
 from packer.words import counted, none_called
 
 SHORTEST_STEP_S = 0.1
-FEWEST_STEPPED, SHARE_STEPPED = 50, 0.1
+FEWEST_STEPPED, SHARE_STEPPED = 50, 0.02
 """Times count as recorded in steps if there are at least `FEWEST_STEPPED` requests, of which at least this share has
 the same time as the previous request."""
 STRAY, APART = 0.1, 3.0

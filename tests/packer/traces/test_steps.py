@@ -35,6 +35,12 @@ def test_exact_times_have_no_step(seed: int) -> None:
     assert step_of(np.arange(400.0)) == 0.0
 
 
+def test_a_quiet_log_in_whole_seconds_has_a_step() -> None:
+    """Few requests of a quiet log share a second: taken for exact, those that do would count as bursts."""
+    times = np.floor(np.cumsum(np.random.default_rng(0).exponential(20.0, 5000)))
+    assert step_of(times - times[0]) == 1.0
+
+
 def test_a_trace_says_its_step() -> None:
     """A trace whose times are multiples of 3 s says so; lengths stay with their requests, in the order given."""
     times = np.repeat(3.0 * np.arange(50), 4)
