@@ -61,9 +61,7 @@ class Behind:
         self, names: Sequence[str], cluster: packer.Cluster, engine: Mapping[str, Any], out: Output
     ) -> None:
         """Raise if --stats-age, or a setting in `engine`, has no effect on any of these systems; note if only on some.
-
-        Routers with a compiled score read old counts; engines name what they do not read.
-        """
+        Routers with a compiled score read old counts; engines name what they do not read."""
         from packer import registry
         from packer.twin.cluster.routers.base import ScoringRouter
         from packer.twin.cluster.system import load_system

@@ -170,10 +170,8 @@ def _texts(cls: type) -> dict[str, str]:
 
 
 def typed(names: Collection[str]) -> Iterator[str]:
-    """Yield the options on the command line whose parameters are in `names`, as they are typed.
-
-    Of `pairs`, `names` may have the parameter or some of its own names.
-    """
+    """Yield the options on the command line whose parameters are in `names`, as they are typed. Of `pairs`, `names` may
+    have the parameter or some of its own names."""
     context = click.get_current_context()
     for each in context.command.params:
         name = each.name or ""

@@ -28,10 +28,8 @@ REGISTRY = "packer.registry:names"
 def numbers(
     number: type[int] | type[float], *, distinct: bool = False, grid: Sequence[int] = ()
 ) -> Callable[[str], tuple[float, ...]]:
-    """Type of an option: comma-separated numbers, `8,16,32`, and ranges `START:STOP:STEP` with both ends.
-
-    With a `grid`, `LOW..HIGH` means LOW, the grid's numbers in between, and HIGH. `distinct`: sort, drop duplicates.
-    """
+    """Type of an option: comma-separated numbers, `8,16,32`, and ranges `START:STOP:STEP` with both ends. With a
+    `grid`, `LOW..HIGH` means LOW, the grid's numbers in between, and HIGH. `distinct`: sort, drop duplicates."""
 
     def span(text: str) -> list[float]:
         first, dots, last = text.partition("..")

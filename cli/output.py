@@ -47,10 +47,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def import_meanwhile(*modules: str) -> threading.Thread:
-    """Import modules in a thread while simulations run, which release Python's interpreter lock.
-
-    The process waits for the thread before it ends: modules in Rust abort if the interpreter ends during their import.
-    """
+    """Import modules in a thread while simulations run, which release Python's interpreter lock. The process waits for
+    the thread before it ends: modules in Rust abort if the interpreter ends during their import."""
 
     def load() -> None:
         with suppress(ImportError):  # raised again where the module is needed
@@ -115,10 +113,8 @@ Part = Table | Judged | str
 
 
 def show(*parts: Part) -> None:
-    """Print tables and lines of plain text to standard output.
-
-    On a terminal, lines are wrapped between words. A file or pipe gets whole lines. No line ends in blanks.
-    """
+    """Print tables and lines of plain text to standard output. On a terminal, lines are wrapped between words. A file
+    or pipe gets whole lines. No line ends in blanks."""
     out = console()
     for part in parts:
         width = out.width if out.is_terminal else None

@@ -139,10 +139,8 @@ def _discard(number: int) -> None:
 
 
 def fail(error: BaseException, code: int, *, message: str = "", as_json: bool = False) -> int:
-    """Report an error in one line on standard error, and with `as_json` as an object on standard output.
-
-    Addresses in the message, such as one given instead of a file, are shown without login and query.
-    """
+    """Report an error in one line on standard error, and with `as_json` as an object on standard output. Addresses in
+    the message, such as one given instead of a file, are shown without login and query."""
     from packer.io.web import masked
 
     found = error.format_message() if isinstance(error, click.ClickException) else str(error)

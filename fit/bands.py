@@ -40,10 +40,8 @@ def kind_of(model: ModelDimensions, sheet: Datasheet, ranks: int = 1) -> Kind:
 
 
 def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
-    """Return `Profile.errors` of an estimate of this kind.
-
-    The capacity margins assume a normal error whose 95th percentile is `adapters_tpot_p90`.
-    """
+    """Return `Profile.errors` of an estimate of this kind. The capacity margins assume a normal error whose 95th
+    percentile is `adapters_tpot_p90`."""
     p50, p90, adapters = BANDS[models][kind]
     margins = {error_key(q): round(_NORMAL[q] / 1.645 * adapters, 4) for q in QUANTILES}
     low, high = 1.0 / (1.0 + adapters), 1.0 / (1.0 - adapters)
@@ -67,10 +65,8 @@ def bands_in_words(profile: Profile) -> str:
 
 
 def evidence() -> list[dict[str, str | float]]:
-    """Return the evidence for estimates of each GPU: "anchored" with measured rows of servers, else "estimated".
-
-    The bands are those of a model without rows, separately for dense models and mixtures of experts.
-    """
+    """Return the evidence for estimates of each GPU: "anchored" with measured rows of servers, else "estimated". The
+    bands are those of a model without rows, separately for dense models and mixtures of experts."""
     found: list[dict[str, str | float]] = []
     for sheet in GPUS.values():
         row: dict[str, str | float] = {"name": sheet.name, "gpu": sheet.title, "kind": "estimated"}

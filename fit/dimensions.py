@@ -84,10 +84,8 @@ class ModelDimensions:
         return self.layers - self.state_layers
 
     def attention_shapes(self, gpus: int = 1) -> list[tuple[float, float, int]]:
-        """Inputs, outputs and slices of an attention layer's matrices on one of `gpus` GPUs, as vLLM packs them.
-
-        Each GPU has at least one KV head.
-        """
+        """Inputs, outputs and slices of an attention layer's matrices on one of `gpus` GPUs, as vLLM packs them. Each
+        GPU has at least one KV head."""
         queries = self.heads * self.head_dim
         if self.kv_rank:
             values = self.heads * (self.head_dim - self.rope_dim + self.value_dim)

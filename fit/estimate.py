@@ -146,10 +146,8 @@ def estimate_profile(
 def _with_defaults(
     engine: EngineSpec, sizes: ModelDimensions, sheet: Datasheet, tokens: int | None, seqs: int | None
 ) -> EngineSpec:
-    """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU.
-
-    Slots of a mixture of experts hold attention only, because vLLM by itself reserves them for every expert.
-    """
+    """Return the engine with the given tokens and sequences per batch, or vLLM's defaults for the GPU. Slots of a
+    mixture of experts hold attention only, because vLLM by itself reserves them for every expert."""
     modules = engine.lora_target_modules
     if sizes.experts and engine.release >= MODULES:
         modules = modules or sizes.attention_modules
@@ -195,9 +193,7 @@ def _check_settings(
     sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None
 ) -> None:
     """Raise `ValidationError` for an invalid version or number, `IncompatibleError` for a length that vLLM refuses.
-
-    Source: vllm/config/model.py, `_get_and_verify_max_len`.
-    """
+    Source: vllm/config/model.py, `_get_and_verify_max_len`."""
     if version is not None and engine_name == "vllm" and not VERSION.fullmatch(version):
         raise ValidationError(f"Expected a version of vLLM as 0.11.0, got {shown(version)}.")
     for name, value in counts.items():

@@ -67,9 +67,7 @@ def simulated_equations(
     profile: Profile, runs: Sequence[MeasuredRun], *, seed: int = 0, done: Callable[[], None] = lambda: None
 ) -> tuple[Equations, list[MeasuredRun]]:
     """Return one equation per run, of simulated mean state and wanted mean step time less loading, and the runs used.
-
-    Runs without a measured TPOT are left out. The k-th run is simulated with `seed` + k.
-    """
+    Runs without a measured TPOT are left out. The k-th run is simulated with `seed` + k."""
     law = coefficient_vector(profile.latency)
     slower = profile.with_coefficients(**{t: SLOWER * v for t, v in profile.latency.coefficients.items()})
 
@@ -134,10 +132,8 @@ def fit_mean_state(
     profile: Profile, runs: Sequence[MeasuredRun], micro: Equations, terms: Sequence[str], *, seed: int,
     done: Callable[[], None] = lambda: None,
 ) -> Profile:  # fmt: skip
-    """Return the profile with the coefficients of `terms` fitted to the runs in `ROUNDS` rounds.
-
-    `done` is called after each simulation.
-    """
+    """Return the profile with the coefficients of `terms` fitted to the runs in `ROUNDS` rounds. `done` is called after
+    each simulation."""
     for k in range(ROUNDS):
         together, kept = simulated_equations(profile, runs, seed=seed, done=done)
         if len(micro.step_ms):

@@ -60,10 +60,8 @@ def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> f
 
 
 def slot_bytes(model: ModelDimensions, engine: EngineSpec) -> tuple[float, float]:
-    """Return the bytes of a slot on all GPUs of a server: without its rank, and per unit of `max_lora_rank`.
-
-    Each data-parallel rank has all slots. SGLang, and vLLM with `lora_target_modules`, hold linear layers only.
-    """
+    """Return the bytes of a slot on all GPUs of a server: without its rank, and per unit of `max_lora_rank`. Each
+    data-parallel rank has all slots. SGLang, and vLLM with `lora_target_modules`, hold linear layers only."""
     n, fixed, per_rank = engine.tensor_parallel_size, 0.0, model.lora_bytes_on(engine.tensor_parallel_size)
     if engine.name == "vllm" and not engine.lora_target_modules:
         since = KINDS["embedding_lora"].get(model.kind)
@@ -78,11 +76,8 @@ def slot_bytes(model: ModelDimensions, engine: EngineSpec) -> tuple[float, float
 
 
 def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
-    """Return the bytes left on all GPUs; may be < 0.
-
-    SGLang keeps activations outside of `--mem-fraction-static`, and allocates the slots before the KV cache
-    (model_runner.py, mem_pool.py).
-    """
+    """Return the bytes left on all GPUs; may be < 0. SGLang keeps activations outside of `--mem-fraction-static`, and
+    allocates the slots before the KV cache (model_runner.py, mem_pool.py)."""
     n, ranks = engine.gpus, engine.data_parallel_size
     weights = model.weights_bytes + (ranks - 1) * (model.weights_bytes - model.experts_bytes)
     share = sheet.memory_bytes * engine.gpu_memory_utilization

@@ -138,9 +138,7 @@ class Roofline:
 
     def _sum_ms(self, tokens: FloatArray, n: int) -> FloatArray:
         """Return the time of an all-reduce among `n` GPUs, or of an all-gather and a reduce-scatter at the experts, ms.
-
-        Source: vllm/distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default of vLLM.
-        """
+        Source: vllm/distributed/device_communicators/all2all.py, `AgRsAll2AllManager`, the default of vLLM."""
         shares = self.shares
         # A ring all-reduce, or the two exchanges together, sends 2 (n − 1) / n of the data from each GPU.
         sent = 2.0 * BYTES * self.model.hidden * (n - 1) / n / (self.sheet.link_bytes_s * shares["link"])
@@ -231,10 +229,8 @@ def law_terms(roofline: Roofline) -> tuple[dict[str, float], float, float]:
 
 
 def non_negative(designs: FloatArray, wanted: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Non-negative least squares of many designs, float64 (n, rows, columns): coefficients, and sums of squares.
-
-    Solve least squares for every set of columns, and keep the best non-negative solution: exact, fast for few columns.
-    """
+    """Non-negative least squares of many designs, float64 (n, rows, columns): coefficients, and sums of squares. Solve
+    least squares for every set of columns, and keep the best non-negative solution: exact, fast for few columns."""
     n, _, many = designs.shape
     best, least = np.zeros((n, many)), np.full(n, wanted @ wanted)
     for size in range(1, many + 1):

@@ -255,10 +255,8 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None, add: Sequence[Ad
 
 
 def holds_routed(plan: Plan, run: Run) -> bool:
-    """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for.
-
-    Limits of adapters are compared with all requests of the cluster, limits of servers with each server's.
-    """
+    """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for. Limits of
+    adapters are compared with all requests of the cluster, limits of servers with each server's."""
     return all(
         run.slo_used <= most
         if name == "slo_used"
@@ -301,9 +299,7 @@ def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
 
 def _rare(found: Sequence[float], changed: Changed) -> bool:
     """Whether the limits break in so few of these hours, or by chance alone, that this is no reason for another plan.
-
-    Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`).
-    """
+    Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`)."""
     return _broken(found) <= RARE or not more_than_chance(found, len(changed.workload))
 
 

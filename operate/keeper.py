@@ -253,10 +253,8 @@ class Keeper:
         return self._caps[list(servers)] * self.level
 
     def _evened(self, now_s: float, load: FloatArray) -> list[Decision]:
-        """Move load from overloaded servers to others, by new routes if these suffice, else by loading adapters.
-
-        The twin judges the servers with their new mix; a refused placement is planned again with the new capacities.
-        """
+        """Move load from overloaded servers to others, by new routes if these suffice, else by loading adapters. The
+        twin judges the servers with their new mix; a refused placement is planned again with the new capacities."""
         serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
             return []

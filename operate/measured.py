@@ -83,10 +83,8 @@ class Requests:
         return said
 
     def expected(self, own: Mapping[int, float], side: Side, sample: Sampled) -> tuple[float, float]:
-        """The known mean length of a server's requests, tokens, and the relative standard error of a measured mean.
-
-        The error combines that of a mean of `sample.requests` lengths with that of the shares of unlike adapters.
-        """
+        """The known mean length of a server's requests, tokens, and the relative standard error of a measured mean. The
+        error combines that of a mean of `sample.requests` lengths with that of the shares of unlike adapters."""
         rows, fleet = list(own), self.fleet
         weight = np.array(list(own.values())) / fleet.mean_tokens[rows]
         weight /= weight.sum()

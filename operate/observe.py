@@ -174,10 +174,8 @@ def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:
-    """The fleet with the random arrivals within windows of this length, if the rates of the windows are known.
-
-    For a fleet that replays a trace they are measured from it; adapters without a request stay as they are.
-    """
+    """The fleet with the random arrivals within windows of this length, if the rates of the windows are known. For a
+    fleet that replays a trace they are measured from it; adapters without a request stay as they are."""
     if fleet.arrivals.trace is not None:
         drawn = _drawn(fleet, replayed_trace(fleet), window_s)
         known = {adapter.name: adapter for adapter in drawn.adapters}

@@ -242,10 +242,8 @@ class _Day:
     def _with_fewer(
         self, group: _Group, names: Collection[str], static: Sequence[Bin]
     ) -> Sequence[Bin] | None:
-        """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal.
-
-        Several periods get the servers of one of them if those keep the goal in all of them.
-        """
+        """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal. Several
+        periods get the servers of one of them if those keep the goal in all of them."""
         fewer = (len(static) - 1) * group.profile.engine.gpus
         if not fewer or self.asked.stop():
             return None

@@ -11,10 +11,8 @@ from packer.workload import Workload
 
 
 def summary_of(fleet: Workload) -> dict[str, Any]:
-    """Figures of a workload, JSON-able; means and spreads of lengths are over requests.
-
-    Rates and loads are means over the cycle of piecewise arrivals. The rate of an idle adapter (`IDLE_RATE`) is 0.
-    """
+    """Figures of a workload, JSON-able; means and spreads of lengths are over requests. Rates and loads are means over
+    the cycle of piecewise arrivals. The rate of an idle adapter (`IDLE_RATE`) is 0."""
     ranks, factor = [], fleet.arrivals.mean_factor
     for rank in np.unique(fleet.ranks).tolist():
         own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter

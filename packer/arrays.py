@@ -20,10 +20,8 @@ Record = Any
 
 
 def record(*fields: Any) -> Any:
-    """A record type with these fields, (name, type) or (name, type, shape), aligned as in C.
-
-    Kernels and Python access a field by name: `row.field` of a record, `rows["field"]` of an array of records.
-    """
+    """A record type with these fields, (name, type) or (name, type, shape), aligned as in C. Kernels and Python access
+    a field by name: `row.field` of a record, `rows["field"]` of an array of records."""
     return np.dtype((np.record, np.dtype(list(fields), align=True)))
 
 

@@ -114,9 +114,7 @@ class EngineSpec:
     @property
     def switches(self) -> dict[str, bool]:
         """Boolean flags that make vLLM run as simulated: name → on or off. Settings left to the default have no flag.
-
-        vLLM 0.8 caches prefixes by default, but its profiles are simulated without (`packer.twin.engine_rules`).
-        """
+        vLLM 0.8 caches prefixes by default, but its profiles are simulated without (`packer.twin.engine_rules`)."""
         if self.name != "vllm":
             return {}
         caching = self.prefix_caching

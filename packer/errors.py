@@ -193,10 +193,8 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], T]:
-    """Decorate a function that reads the file `path`: its errors name the file, and say what else the file may be.
-
-    The function also raises `ValidationError`: `path` is neither text nor a path.
-    """
+    """Decorate a function that reads the file `path`: its errors name the file, and say what else the file may be. The
+    function also raises `ValidationError`: `path` is neither text nor a path."""
 
     @wraps(read)
     def named(path: A, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -164,10 +164,8 @@ def normal_grid(points: int) -> tuple[FloatArray, FloatArray]:
 
 
 def paired(first: Lengths, second: Lengths, correlation: float) -> tuple[IntArray, IntArray, FloatArray]:
-    """First lengths, int64 (m, 1), and second ones, int64 (m, m), at scores with this correlation; weights (m,).
-
-    The mean of f is `weight @ f(first, second) @ weight`.
-    """
+    """First lengths, int64 (m, 1), and second ones, int64 (m, m), at scores with this correlation; weights (m,). The
+    mean of f is `weight @ f(first, second) @ weight`."""
     z, weight = normal_grid(81)
     mixed = correlation * z[:, None] + np.sqrt(1.0 - correlation**2) * z[None, :]
     return first.at_normal(z)[:, None], second.at_normal(mixed), weight

@@ -95,10 +95,8 @@ def _imported() -> list[tuple[str, EntryPoint]]:
 
 
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved.
-
-    If the code belongs to no class of a strategy, the text names all strategies in use of its package.
-    """
+    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved. If the code
+    belongs to no class of a strategy, the text names all strategies in use of its package."""
     imported, found, where = _imported(), None, error.__traceback__
     while where is not None:
         name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code
@@ -112,10 +110,8 @@ def plugin_behind(error: BaseException) -> str | None:
 
 @contextmanager
 def blaming_plugins() -> Iterator[None]:
-    """Turn an error that the code of a plug-in raises in the block into a `PluginError` that names the plug-in.
-
-    Also a decorator. packer's own errors, and those of other code, pass unchanged.
-    """
+    """Turn an error that the code of a plug-in raises in the block into a `PluginError` that names the plug-in. Also a
+    decorator. packer's own errors, and those of other code, pass unchanged."""
     try:
         yield
     except PackerError:

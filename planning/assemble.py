@@ -95,10 +95,8 @@ def assemble(
 
 
 def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:
-    """Whether only the verification simulates a plan's servers at the rates as given, because the plan is large.
-
-    The twin must have admitted the servers with the margin, and the objective must not need their figures.
-    """
+    """Whether only the verification simulates a plan's servers at the rates as given, because the plan is large. The
+    twin must have admitted the servers with the margin, and the objective must not need their figures."""
     goal = problem.objective
     plain = type(goal).key is Objective.key and not (goal.figures or goal.fixed_gpus or goal.spare)
     return plain and problem.evaluator.confirms and len(bins) > MOST_GPUS

@@ -177,10 +177,8 @@ def _cannot(job: Frontier) -> list[str]:
 
 
 def _given(hour: ServerHour, parts: int) -> str:
-    """What a server with one of the parts of an adapter gives in an hour, in words.
-
-    If its queue grows, latencies only depend on how long it is simulated, and the load that it serves is given.
-    """
+    """What a server with one of the parts of an adapter gives in an hour, in words. If its queue grows, latencies only
+    depend on how long it is simulated, and the load that it serves is given."""
     figures, (_, stable, served) = hour.figures, hour.holds
     share = figures.served_share
     if not (stable and served):

@@ -213,10 +213,8 @@ class Frontier(Clock, Conditions):
         return self.first_that_holds(low, n) or n
 
     def first_that_holds(self, low: int, high: int) -> int | None:
-        """The fewest GPUs from `low` to `high` that keep the limits; None if none does.
-
-        Once the time is over, no plan is made unless there is none yet.
-        """
+        """The fewest GPUs from `low` to `high` that keep the limits; None if none does. Once the time is over, no plan
+        is made unless there is none yet."""
         few = MANY <= low < high and not self.over() and not self.at(low, low + 1).holds
         start = self._first_even(low + 1, high) if few else low
         if self._points and self.over():

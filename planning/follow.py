@@ -48,10 +48,8 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
 
 
 def numbered(plan: Plan, old: Plan | None) -> Plan:
-    """The plan with `moves.servers` renumbered from `running` to the old plan's server numbers.
-
-    A feasible plan of a solver that does not look at the running servers gets its moves here.
-    """
+    """The plan with `moves.servers` renumbered from `running` to the old plan's server numbers. A feasible plan of a
+    solver that does not look at the running servers gets its moves here."""
     if old is None or (plan.moves is None and plan.status is Status.INFEASIBLE):
         return plan
     left = going_on(old, plan.workload)
@@ -159,10 +157,8 @@ def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool], last: Col
 
 
 def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool]) -> list[Bin] | None:
-    """The servers, with an adapter of each one that does not hold exchanged for a lighter one so that both hold.
-
-    Pairs that balance two servers best come first. None if all hold, most do not, `COARSE` applies or no pair is found.
-    """
+    """The servers, with an adapter of each one that does not hold exchanged for a lighter one so that both hold. Pairs
+    that balance two servers best come first. None if all hold, most do not, `COARSE` applies or no pair is found."""
     made = list(bins)
     over = [k for k, item in enumerate(made) if not holds(item)]
     if not 0 < len(over) <= len(made) // 2 or len(fleet) > COARSE * len(made):

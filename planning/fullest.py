@@ -71,10 +71,8 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
 
 
 def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) -> int:
-    """The fewest servers for the offered load of each slot rank, ascending; a server of it carries `most_tok_s`.
-
-    The load of a rank that does not fill a server gets its own server, or goes to servers of the next larger rank.
-    """
+    """The fewest servers for the offered load of each slot rank, ascending; a server of it carries `most_tok_s`. The
+    load of a rank that does not fill a server gets its own server, or goes to servers of the next larger rank."""
     last, fewest = len(most_tok_s) - 1, math.inf
     for passed_on in product((False, True), repeat=last):
         servers, left = 0, 0.0

@@ -321,10 +321,8 @@ class KeptHours:
         return chance
 
     def _beyond(self, bins: Sequence[Bin], hours: Sequence[Hour], most: float) -> list[float]:
-        """Count the adapters beyond their limits in each hour (`packer.planning.chance.beyond`).
-
-        The last count is infinite if a server uses more than `MOST` of its limits or the sum exceeds `most`.
-        """
+        """Count the adapters beyond their limits in each hour (`packer.planning.chance.beyond`). The last count is
+        infinite if a server uses more than `MOST` of its limits or the sum exceeds `most`."""
         found = list[float]()
         for hour in hours:
             judged: list[ServerHour] = []

@@ -21,10 +21,8 @@ MOST_HOURS = 24.0
 
 
 def lone_run(fleet: Workload, alone: Bin, seed: int) -> Run:
-    """Simulate a server with one adapter (`alone`) and a client that sends a request once the previous is answered.
-
-    The run lasts an hour, or up to `MOST_HOURS` hours until `ENOUGH` requests complete.
-    """
+    """Simulate a server with one adapter (`alone`) and a client that sends a request once the previous is answered. The
+    run lasts an hour, or up to `MOST_HOURS` hours until `ENOUGH` requests complete."""
     own = alone.workload(fleet)
     own = own.as_independent(cached=caches_prefixes(own, alone.profile))
     if own.arrivals.trace is None:

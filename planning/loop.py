@@ -72,9 +72,7 @@ def completed(task: Task, plan: Plan) -> Plan:
 
 def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence[Bin], Rooms]:
     """The room of each server; then the servers, with more slots if they have little room, and the rooms of these.
-
-    Servers with more slots are judged after the proof, which may use the same predictor.
-    """
+    Servers with more slots are judged after the proof, which may use the same predictor."""
     rooms = task.rooms(plan)
     bins, more = plan.bins, rooms
     if rooms and task.widens and not task.over():

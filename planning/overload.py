@@ -29,10 +29,8 @@ class Overload:
     job: Frontier
 
     def most_attained(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
-        """The plan with the most requests within their limits, of `proposals` and the plans of `_all_but_one`.
-
-        All get the slots that suit them best; the first proposal is also considered as it is.
-        """
+        """The plan with the most requests within their limits, of `proposals` and the plans of `_all_but_one`. All get
+        the slots that suit them best; the first proposal is also considered as it is."""
         best, most = proposals[0], self._attainment(proposals[0])
         for bins in (*proposals, *self._all_but_one(n)):
             made = self._slotted(bins)
@@ -51,10 +49,8 @@ class Overload:
         return float(np.dot(rates, self._shares(bins)))
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
-        """Each server with the slots that keep most of its requests within their limits.
-
-        On an overloaded server with few slots, adapters that have a slot keep it, and their requests keep their limits.
-        """
+        """Each server with the slots that keep most of its requests within their limits. On an overloaded server with
+        few slots, adapters that have a slot keep it, and their requests keep their limits."""
         best = [item.with_slots(likely_slots(self.job.workload, item)) for item in bins]
         found = self._shares(best)
         for step in (-1, 1):

@@ -48,10 +48,8 @@ class Periods:
         return fleet.scaled(1.0 + self.asked.margin_of(self.profile))
 
     def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
-        """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them.
-
-        None: no plan on at most `max_gpus` keeps it. `running`: servers that the plan stays close to.
-        """
+        """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them. None: no plan
+        on at most `max_gpus` keeps it. `running`: servers that the plan stays close to."""
         task = self._task(max_gpus, running)
         try:
             plan = judged(task)

@@ -250,10 +250,7 @@ class Deployment:
 
     def near(self, plan: Plan | None) -> Plan | None:
         """The running servers with few changes, on no more GPUs and with no more moves than `plan` takes, if they hold
-        in kept and fresh hours; else `plan`.
-
-        Servers that go on keep their settings if they hold with these.
-        """
+        in kept and fresh hours; else `plan`. Servers that go on keep their settings if they hold with these."""
         job, kept = self.job, self.job.kept
         if not self.running or (plan is not None and self.over()):
             return plan

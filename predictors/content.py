@@ -24,9 +24,7 @@ _CONTENT = attrgetter(*(item.name for item in fields(Adapter) if item.name != "n
 
 def content_classes(workload: Workload) -> IntArray:
     """Return the class of each adapter, int64 (n,): adapters that differ only in their names have the same class.
-
-    Classes are numbered by falling rank, then rate. Each adapter of a replayed trace is a class of its own.
-    """
+    Classes are numbered by falling rank, then rate. Each adapter of a replayed trace is a class of its own."""
     if workload.arrivals.trace is not None:
         return np.arange(len(workload), dtype=np.int64)
     ids: dict[object, int] = {}

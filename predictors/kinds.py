@@ -49,10 +49,8 @@ class ModelKind:
         return made.set_params(random_state=seed) if "random_state" in made.get_params() else made
 
     def pack(self, fitted: Mapping[str, Any], x: Float32Array) -> Arrays:
-        """Return the arrays of the fitted estimators by output, empty for absent ones; x: the features in the fit.
-
-        Here these are flattened trees of equal weight; a leaf's value for starvation is its share of starved rows.
-        """
+        """Return the arrays of the fitted estimators by output, empty for absent ones; x: the features in the fit. Here
+        these are flattened trees of equal weight; a leaf's value for starvation is its share of starved rows."""
         outputs = []
         for name in OUTPUTS:
             trees = getattr(fitted[name], "estimators_", [fitted[name]]) if name in fitted else []

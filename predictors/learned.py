@@ -234,10 +234,8 @@ class LearnedPredictor:
         return self.extractor(workload).matrix(BinTable.of(bins))
 
     def outside(self, features: FloatArray) -> BoolArray:
-        """Return which features are outside the ranges of the training data, bool (n, F), for float64 (n, F).
-
-        Outside, figures are those at the edge of the range: trees are flat beyond their last threshold.
-        """
+        """Return which features are outside the ranges of the training data, bool (n, F), for float64 (n, F). Outside,
+        figures are those at the edge of the range: trees are flat beyond their last threshold."""
         low, high = self._ranges
         found: BoolArray = (features < low) | (features > high)
         return found

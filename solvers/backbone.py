@@ -126,10 +126,8 @@ def engine_load(workload: Workload, profile: Profile) -> float:
 
 
 def _requests(workload: Workload, profile: Profile) -> FloatArray:
-    """Moments of the requests of each adapter, float64 (4, n): tokens in, out, E[out²] and E[in × out].
-
-    A server cuts requests that exceed its longest context: prompts first, then outputs.
-    """
+    """Moments of the requests of each adapter, float64 (4, n): tokens in, out, E[out²] and E[in × out]. A server cuts
+    requests that exceed its longest context: prompts first, then outputs."""
     found = _fleet_table(workload).T[[2, 3, 5, 6]]
     longest = min(profile.engine.max_model_len, profile.memory.min_kv_tokens)
     # A server has room for fewer tokens of requests that hold more than these take.

@@ -96,10 +96,8 @@ def _checked(solver: Solver, found: object) -> Solution:
 
 
 def solved(problem: Problem, solver: Solver) -> Solution:
-    """The solution that a solver finds for a problem that it `supports`.
-
-    The lowest price may take more GPUs than there are: then the plan of greedy for the fewest GPUs, if that is better.
-    """
+    """The solution that a solver finds for a problem that it `supports`. The lowest price may take more GPUs than there
+    are: then the plan of greedy for the fewest GPUs, if that is better."""
     limited = (
         len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None
     )

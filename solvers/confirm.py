@@ -47,10 +47,8 @@ _SHED = (0.03, 0.06, 0.12, 0.25)
 
 
 def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
-    """Run `solve` and change its solution until the whole predictor admits every bin, as far as there is time.
-
-    The plan keeps the bound of the first search, which is the weakest claim.
-    """
+    """Run `solve` and change its solution until the whole predictor admits every bin, as far as there is time. The plan
+    keeps the bound of the first search, which is the weakest claim."""
     evaluator = problem.evaluator
     if not evaluator.confirms:
         return solve(problem)
@@ -103,10 +101,8 @@ def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) 
 
 
 def with_other_slots(problem: Problem, found: Solution) -> Solution:
-    """Give each refused bin about twice or half as many slots if the whole predictor then admits it.
-
-    A solution with unplaced adapters, or one that stays close to a running plan, is returned unchanged.
-    """
+    """Give each refused bin about twice or half as many slots if the whole predictor then admits it. A solution with
+    unplaced adapters, or one that stays close to a running plan, is returned unchanged."""
     if found.unplaced or found.moves or not found.bins or problem.out_of_time():
         return found
     made, slots = list(found.bins), SlotSearch(problem, problem.evaluator.judged)
@@ -157,10 +153,8 @@ def holding(objective: Objective, found: Evaluations) -> BoolArray:
 def shortfall_by_profile(
     bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]
 ) -> dict[Profile, float]:
-    """By profile, the share by which 0.9 of the load of the worst refused bin exceeds what the bin serves.
-
-    At least `HARDENING_STEP`. Profiles without a refused bin are left out.
-    """
+    """By profile, the share by which 0.9 of the load of the worst refused bin exceeds what the bin serves. At least
+    `HARDENING_STEP`. Profiles without a refused bin are left out."""
     shares: dict[Profile, float] = {}
     for k in refused:
         row, profile = evaluations[k], bins[k].profile

@@ -151,10 +151,8 @@ class Evaluator:
         return self.changed(objective=objective, scenarios=Memo(objective.scenarios))
 
     def changed(self, **changes: object) -> Evaluator:
-        """A copy that shares the stored results, with other attributes.
-
-        With `confirms` = False, `judged` uses the predictor of the search, for a search that repairs its own bins.
-        """
+        """A copy that shares the stored results, with other attributes. With `confirms` = False, `judged` uses the
+        predictor of the search, for a search that repairs its own bins."""
         other = copy(self)
         vars(other).update(changes)
         return other

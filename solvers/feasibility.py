@@ -89,10 +89,8 @@ class Feasibility:
         return False if self._bad.any(reached, above=False) else None
 
     def evaluate(self, counts: IntArray) -> BoolArray:
-        """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`.
-
-        Results are stored up to `_KNOWN_BYTES`; the oldest are dropped first.
-        """
+        """Which rows of `counts` (m, K) are feasible, bool (m,), without inference; raises `OutOfTime`. Results are
+        stored up to `_KNOWN_BYTES`; the oldest are dropped first."""
         while len(self._known) > self._most:
             del self._known[next(iter(self._known))]
         counts = np.ascontiguousarray(counts, dtype=np.int64)

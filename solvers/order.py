@@ -31,9 +31,7 @@ def paper_order(workload: Workload) -> IntArray:
 
 def even_order(workload: Workload) -> IntArray:
     """Indices by rank, largest first; within a rank, any run of adapters has about the mix of loads of the rank.
-
-    Golden-ratio steps through the adapters by falling load.
-    """
+    Golden-ratio steps through the adapters by falling load."""
 
     def within(members: IntArray) -> IntArray:
         return by_falling_load(workload, members)[np.argsort(golden(len(members)), kind="stable")]

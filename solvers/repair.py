@@ -18,9 +18,7 @@ MOST_ADAPTERS, MOST_SIMULATED = 12, 7
 
 def repaired(problem: Problem) -> list[Bin] | None:
     """Return bins with the fewest GPUs, then the fewest moves: every set of adapters is evaluated, up to dominance.
-
-    None if the fleet is too large, there are several kinds of server, or the time is up.
-    """
+    None if the fleet is too large, there are several kinds of server, or the time is up."""
     n = len(problem.workload)
     most = MOST_SIMULATED if problem.evaluator.simulates else MOST_ADAPTERS
     if n > most or len(problem.profiles) > 1:

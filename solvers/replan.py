@@ -124,10 +124,8 @@ class _Repair(Nearest):
         return [self.made[tuple(self.held[s])] for s in self.serving]
 
     def _mend(self, old: Bin) -> Bin | None:
-        """Remove the fewest adapters, heaviest first, so that the old bin holds; None if nothing helps.
-
-        If the time is up: keep the bin if it holds, else remove the first number of adapters found to be enough.
-        """
+        """Remove the fewest adapters, heaviest first, so that the old bin holds; None if nothing helps. If the time is
+        up: keep the bin if it holds, else remove the first number of adapters found to be enough."""
         over = self.problem.out_of_time
         if over():
             slots = min(old.max_loras, len(old.adapters))

@@ -110,10 +110,8 @@ class SlotSearch:
         return self.any_slots(like) if thorough and found is None else found
 
     def any_slots(self, bin_: Bin) -> Bin | None:
-        """The same adapters with the number of slots that serves them best, or None if none holds.
-
-        Evaluates every candidate if evaluations are fast, else one in `_COARSE` and those near the best.
-        """
+        """The same adapters with the number of slots that serves them best, or None if none holds. Evaluates every
+        candidate if evaluations are fast, else one in `_COARSE` and those near the best."""
         first = candidates_of(bin_)[:: -1 if self.width > 1 else -_COARSE]
         climb = Climb(bin_.with_slots(first[-1]), self.width, [first])
         return search([climb], self.rated, self.problem.out_of_time)[0]
@@ -124,9 +122,7 @@ class SlotSearch:
 
     def climbed(self, bins: Sequence[Bin]) -> tuple[list[Bin], list[Quality]]:
         """The adapters of each bin with the slots that serve them best, near its present number, and their `qualities`.
-
-        Two empty lists if one of the bins does not hold with any number of slots tried.
-        """
+        Two empty lists if one of the bins does not hold with any number of slots tried."""
         climbs = [Climb(item, self.width) for item in bins]
         found = search(climbs, self.rated, self.problem.out_of_time)
         made = [item for item in found if item is not None]
@@ -206,10 +202,7 @@ def real_bins(
     problem: Problem, sets: Sequence[Sequence[int]], *, until_holds: bool = False
 ) -> list[Bin | None]:
     """For each set of adapters the best bin over all candidates of a proof, or (`until_holds`) the bin with the most
-    slots that holds; None if no candidate holds.
-
-    The time limit does not stop it.
-    """
+    slots that holds; None if no candidate holds. The time limit does not stop it."""
     slots, climbs = SlotSearch(problem), []
     for each in sets:
         item = slots.make(each, 1)

@@ -132,10 +132,8 @@ class _Refinement:
         return state
 
     def _improve(self, state: _Bins) -> _Bins | None:
-        """The best neighbour that improves the state, among moves from the worst GPU and swaps with it.
-
-        If the objective does not balance loads (`balances`), also among moves from the best GPU and swaps with it.
-        """
+        """The best neighbour that improves the state, among moves from the worst GPU and swaps with it. If the
+        objective does not balance loads (`balances`), also among moves from the best GPU and swaps with it."""
         order = _worst_last(state.found)
         pairs = [(order[-1], target) for target in order[:-1][:_TARGETS]]
         if not self.problem.objective.balances:

@@ -264,10 +264,8 @@ def _by_adapter(
 
 
 def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, end_s: float) -> FloatArray:
-    """Draw log-normal gaps with mean 1/rate; the stream has begun before: the first gap is the rest of one.
-
-    A moment falls into a gap in proportion to its length. Log-normal gaps so weighted are longer by exp(sigma²).
-    """
+    """Draw log-normal gaps with mean 1/rate; the stream has begun before: the first gap is the rest of one. A moment
+    falls into a gap in proportion to its length. Log-normal gaps so weighted are longer by exp(sigma²)."""
     span = (end_s - start_s) * rate
     sigma = float(np.sqrt(np.log1p(cv**2)))
     pieces: list[FloatArray] = []

@@ -51,10 +51,8 @@ class Compiler:
         self._done = 0
 
     def send(self, kernel: Dispatcher, signature: tuple[Any, ...]) -> None:
-        """Have a kernel compiled, after those sent before, unless it is compiled already.
-
-        Nothing happens on a single core, if the process could not keep the kernel, or if no process can be started.
-        """
+        """Have a kernel compiled, after those sent before, unless it is compiled already. Nothing happens on a single
+        core, if the process could not keep the kernel, or if no process can be started."""
         with self._lock:
             if kernel in self._sent or is_kept(kernel) or (os.cpu_count() or 1) < 2 or not keeps():
                 return

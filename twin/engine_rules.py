@@ -151,9 +151,7 @@ def followed(engine: EngineSpec) -> str:
 
 def outage(engine: EngineSpec, slots: int, adapters: int) -> str:
     """Return in words when this version of vLLM ends although nothing is wrong, and what avoids it; "" if it does not.
-
-    Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot.
-    """
+    Near max_model_len drafts have no room: a request misses a step, and another adapter takes its slot."""
     rules = rules_of(engine)
     if not engine.speculation or not rules.async_scheduling or rules.slots_of_running or slots >= adapters:
         return ""

@@ -198,10 +198,8 @@ class Hours:
         return found[1]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """Return how far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then.
-
-        If stopped early, return the largest factors known to hold. A replayed trace is not scaled: the result is empty.
-        """
+        """Return how far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then. If
+        stopped early, return the largest factors known to hold. A replayed trace is not scaled: the result is empty."""
         if fleet.arrivals.trace is not None:
             return ()
         grown = [self.growth(item, fleet) for item in items]

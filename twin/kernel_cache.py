@@ -193,10 +193,8 @@ _NUMBERED: Callable[[IndexDataCacheFile, int], str] = IndexDataCacheFile._data_n
 
 @contextlib.contextmanager
 def alone(function: types.FunctionType) -> Iterator[None]:
-    """Keep other processes from compiling this kernel; wait for one that does, whose code is then found.
-
-    A kernel is locked before those that it calls, so that processes never wait for each other in a circle.
-    """
+    """Keep other processes from compiling this kernel; wait for one that does, whose code is then found. A kernel is
+    locked before those that it calls, so that processes never wait for each other in a circle."""
     file, place = _lock_file(cache_folder() if keeps() else None), int(stamp(function)[:15], 16)
     if file is not None:
         until_s = time.monotonic() + LONGEST_S

@@ -30,9 +30,7 @@ class Place(NamedTuple):
 
 def named_folder() -> Path:
     """Return the folder's path, whether or not it exists: in `NUMBA_CACHE_DIR` if it is set, else in the user's cache.
-
-    Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored: they would name a part of the working folder.
-    """
+    Relative paths in `XDG_CACHE_HOME` and `HOME` are ignored: they would name a part of the working folder."""
     from numba.misc.appdirs import user_cache_dir
 
     if given := os.environ.get("NUMBA_CACHE_DIR"):

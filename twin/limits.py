@@ -74,9 +74,7 @@ def limit_of(sim: Run) -> Limit:
 
 def client_limit(sim: Run) -> Limit | None:
     """Return the client's limit of open requests if it keeps requests from servers that have room for more, else None.
-
-    The servers have room if no queue stands before them and gaps between tokens are within their limit.
-    """
+    The servers have room if no queue stands before them and gaps between tokens are within their limit."""
     most, queue = (
         sim.concurrency if sim.paced else sim.max_outstanding,
         sim.profile.engine.max_num_queued_reqs,

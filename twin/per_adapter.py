@@ -52,9 +52,7 @@ def mean_ttft_ms(sim: Run) -> FloatArray:
 
 def p95_ttft_ms(sim: Run) -> FloatArray:
     """95th percentile of the TTFT of each adapter's completed requests, float64 (m,); NaN where nothing completed.
-
-    Interpolated linearly between requests, as `numpy.quantile` does.
-    """
+    Interpolated linearly between requests, as `numpy.quantile` does."""
     return by_group(sim.ttft_ms, sim.owners, sim.completed_of.astype(np.int64), 0.95)
 
 
@@ -135,10 +133,8 @@ def slo_used(sim: Run) -> FloatArray:
 
 
 def judged_ms(sim: Run, key: str) -> FloatArray:
-    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server.
-
-    An adapter none of whose requests completed is judged by their longest wait so far, once that is beyond its limit.
-    """
+    """Return the figure by which each adapter is judged, ms, float64 (m,): its own, or that of its server. An adapter
+    none of whose requests completed is judged by their longest wait so far, once that is beyond its limit."""
     statistic, _, what = key.removesuffix("_ms").partition("_")
     figures = _completed_ms(sim, key, statistic, what)
     if what in ("ttft", "e2e") and not sim.completed_of.all():
@@ -348,10 +344,8 @@ def found(sim: Run) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def prefix_hit_rate(sim: Run) -> float:
-    """See `Run.prefix_hit_rate`: `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`.
-
-    Both leave out requests that come back after a preemption.
-    """
+    """See `Run.prefix_hit_rate`: `vllm:prefix_cache_hits` / `vllm:prefix_cache_queries`. Both leave out requests that
+    come back after a preemption."""
     tokens, prompts, _ = found(sim)
     return float(tokens.sum() / prompts.sum()) if len(tokens) else float("nan")
 

@@ -21,10 +21,8 @@ def in_threads(
     jobs: int = -1,
     progress: Progress = silent,
 ) -> Iterator[T]:
-    """Yield `run` of each item, in order, as results come; `jobs`: threads, -1 for one per core.
-
-    If the iterator is closed early, running tasks are finished and no others are begun.
-    """
+    """Yield `run` of each item, in order, as results come; `jobs`: threads, -1 for one per core. If the iterator is
+    closed early, running tasks are finished and no others are begun."""
     threads = min(os.cpu_count() or 1 if jobs < 0 else jobs, len(items))
     pool = ThreadPoolExecutor(max(1, threads))
     try:

@@ -57,10 +57,8 @@ class RunVerdict:
 
 
 def verdict_of(sim: Run) -> RunVerdict:
-    """Return the verdict on a run; for a cluster with what limits the server that is furthest beyond the goal.
-
-    A closed loop has no offered load that could be served or not: only limits count.
-    """
+    """Return the verdict on a run; for a cluster with what limits the server that is furthest beyond the goal. A closed
+    loop has no offered load that could be served or not: only limits count."""
     if sim.status != "ok":
         return RunVerdict(False, f"Does not start: {sim.status_reason}.")
     limits = tuple(_measured(sim))
@@ -116,10 +114,8 @@ def _drafts(sim: Run) -> str:
 
 
 def _cause(sim: Run) -> tuple[Limit, str]:
-    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words.
-
-    If servers have room for what the client keeps from them, that is the client.
-    """
+    """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words. If
+    servers have room for what the client keeps from them, that is the client."""
     if (client := client_limit(sim)) is not None:
         return client, f": {client.name}, {client.usage}"
     servers = sim.servers

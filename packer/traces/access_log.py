@@ -143,10 +143,8 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
 
 
 def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
-    """The requests, where lines of one id that look like parts of one request are joined, and what to say about it.
-
-    If most repeated ids are in other lines, too, they do not name requests, and no lines are joined.
-    """
+    """The requests, where lines of one id that look like parts of one request are joined, and what to say about it. If
+    most repeated ids are in other lines, too, they do not name requests, and no lines are joined."""
     lines: dict[str | None, list[LogRow]] = {}
     for request in requests:
         lines.setdefault(request.id, []).append(request)
@@ -167,9 +165,7 @@ def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
 
 def _are_parts(lines: Sequence[LogRow]) -> bool:
     """Whether lines, in order of time, may be parts of one request: chunks of a stream, its start and end, or copies.
-
-    They have one adapter and prompt, where these are known, and outputs that do not fall.
-    """
+    They have one adapter and prompt, where these are known, and outputs that do not fall."""
     names, inputs = {each.adapter for each in lines}, {each.input_tokens for each in lines}
     outputs = [each.output_tokens for each in lines]
     near = lines[-1].time_s - lines[0].time_s <= HOUR_S

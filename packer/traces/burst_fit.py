@@ -60,10 +60,8 @@ def _weights(columns: FloatArray, wanted: FloatArray, total: float = 0.0) -> Flo
 
 
 def _over_windows(lag_s: FloatArray) -> FloatArray:
-    """Weights by which covariances at lags sum to the variance of the mean over a window, float64 (windows, lags).
-
-    The variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag represents the lags nearest to it.
-    """
+    """Weights by which covariances at lags sum to the variance of the mean over a window, float64 (windows, lags). The
+    variance over w seconds is 2 / w² ∫ (w − t) Cov(t) dt; each lag represents the lags nearest to it."""
     edges = np.concatenate(([0.0], (lag_s[1:] + lag_s[:-1]) / 2.0, lag_s[-1:]))
     width = edges[1:, np.newaxis]
     until = np.minimum(edges, width)

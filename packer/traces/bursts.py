@@ -107,9 +107,7 @@ def _factors(
     trace: Trace, window_s: float, degree: int, fast: tuple[Bursts | None, Bursts | None] | None = None
 ) -> tuple[Bursts | None, Bursts | None]:
     """The common and the own factor within windows; with `fast` factors, the slower factors that explain the rest.
-
-    Several windows start at multiples of their length, as in `packer.traces.pattern.rates_of`.
-    """
+    Several windows start at multiples of their length, as in `packer.traces.pattern.rates_of`."""
     time_s, adapter = trace.time_s - trace.time_s[0], trace.owner
     skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
     whole = np.flatnonzero(time_s >= skipped_s)

@@ -48,10 +48,8 @@ class RateTable:
         return self.rates @ self.tokens
 
     def by_time_of_day(self) -> RateTable:
-        """The mean day: windows at the same time of day averaged over the days (UTC) that have requests.
-
-        Its date is that of the first day. Raises `ValidationError`: the windows do not divide a day.
-        """
+        """The mean day: windows at the same time of day averaged over the days (UTC) that have requests. Its date is
+        that of the first day. Raises `ValidationError`: the windows do not divide a day."""
         if DAY_S % self.window_s:
             raise ValidationError(f"Expected windows that divide a day, got {self.window_s:g} s.")
         first_s = self.start_s[0] // DAY_S * DAY_S

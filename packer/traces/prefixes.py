@@ -28,10 +28,8 @@ OWN_FROM = 100
 
 
 def common_groups(blocks: Blocks) -> IntArray:
-    """Group number of each request, int64 (n,): a group shares the block after the prefix that most requests share.
-
-    A request without a block after this prefix is a group of its own.
-    """
+    """Group number of each request, int64 (n,): a group shares the block after the prefix that most requests share. A
+    request without a block after this prefix is a group of its own."""
     counts, n = blocks.counts, len(blocks)
     place = blocks.starts[:-1].copy()
     inside = counts > 0  # requests with a further block that have the common prefix so far
@@ -51,9 +49,7 @@ def common_groups(blocks: Blocks) -> IntArray:
 
 def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
     """Session of each request, by its blocks, and number of its first tokens that its adapter had in earlier requests.
-
-    A request continues the latest earlier request whose whole prompt is a prefix of its own. Both int64 (n,).
-    """
+    A request continues the latest earlier request whose whole prompt is a prefix of its own. Both int64 (n,)."""
     blocks = trace.blocks
     assert blocks is not None
     n, size = len(trace), blocks.tokens

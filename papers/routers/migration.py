@@ -31,10 +31,8 @@ class Task:
 
 
 def engines_to_balance(blocks: Sequence[int], room: Sequence[int], requests: Sequence[int]) -> list[int]:
-    """The engines with the most and fewest used blocks if the first is full and the second is not.
-
-    Otherwise the engines with the most and fewest requests if the first has too many; otherwise [].
-    """
+    """The engines with the most and fewest used blocks if the first is full and the second is not. Otherwise the
+    engines with the most and fewest requests if the first has too many; otherwise []."""
     order = sorted(range(len(blocks)), key=lambda e: (blocks[e], e))
     least, most = order[0], order[-1]
     if blocks[most] >= FULL * room[most] and blocks[least] < FULL * room[least]:

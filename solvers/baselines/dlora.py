@@ -119,10 +119,8 @@ def next_adapter(task: Engines, copies: IntArray, failed: BoolArray) -> int | No
 
 
 def _spare(task: Engines, holds: BoolArray, free: FloatArray) -> FloatArray:
-    """Memory that can be taken from each engine before the smallest tolerance falls, float64 (engines,).
-
-    While some adapter has no replica the smallest tolerance is 0 and nothing can lower it.
-    """
+    """Memory that can be taken from each engine before the smallest tolerance falls, float64 (engines,). While some
+    adapter has no replica the smallest tolerance is 0 and nothing can lower it."""
     tolerance = burst_tolerance(task, holds, free)
     smallest = tolerance.min()
     if smallest <= 0.0:

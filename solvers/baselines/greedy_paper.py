@@ -63,9 +63,7 @@ class GreedyPaper:
 
 def fill(slots: SlotSearch, queue: IntArray) -> tuple[Bin | None, str]:
     """The bin that Algorithm 1 leaves on one GPU, a prefix of the queue, and the test that ended the search, in words.
-
-    The bin is None if nothing was committed; the text is empty if the search continues with the next GPU.
-    """
+    The bin is None if nothing was committed; the text is empty if the search continues with the next GPU."""
     quick = slots.problem.evaluator.fast and not slots.problem.evaluator.simulates
     likely = [each for each in _LIKELY if quick and each[0] <= len(queue)]
     known = _evaluated(slots, queue, likely) if likely else {}

@@ -35,10 +35,8 @@ class Cover:
 def cheapest_cover(
     kinds: Sequence[Feasibility], prices: FloatArray, *, most: int, time_limit_s: float
 ) -> Cover | None:
-    """The cheapest cover by bins on these kinds (S,) of server, from every possible bin of each kind.
-
-    None if there are more than `most` bins, or nothing was found. Does not rely on dominance. Raises `OutOfTime`.
-    """
+    """The cheapest cover by bins on these kinds (S,) of server, from every possible bin of each kind. None if there are
+    more than `most` bins, or nothing was found. Does not rely on dominance. Raises `OutOfTime`."""
     classes = kinds[0].classes
     rows = classes.every_bin(most // len(kinds))
     if rows is None:

@@ -174,10 +174,8 @@ class ExactSearch:
         return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
 
     def _raise(self, least: int, source: str, *, exhaustive: bool, every: bool = False) -> None:
-        """Take a bound if it is higher, or equal and better proven; `every`: every possible bin was evaluated.
-
-        A bound above the present plan is ignored: its search missed a bin.
-        """
+        """Take a bound if it is higher, or equal and better proven; `every`: every possible bin was evaluated. A bound
+        above the present plan is ignored: its search missed a bin."""
         known = every or self._exhausted(exhaustive)
         certain = every or (known and self.problem.evaluator.monotone)
         if (least, known, certain) > (self.least, self.exhaustive, self.certain) and least <= len(self.bins):
@@ -246,10 +244,8 @@ class ExactSearch:
                 return
 
     def _certified(self) -> bool:
-        """Search for bins that violate the bound of the weights; False if one was found (generate columns again).
-
-        A bound above the number of servers of the present plan is not worth proving.
-        """
+        """Search for bins that violate the bound of the weights; False if one was found (generate columns again). A
+        bound above the number of servers of the present plan is not worth proving."""
         columns, value, target = self.columns, self.columns.value, len(self.bins)
         # The relaxation's bound holds if no bin weighs more than 1, this one even if searches missed a bit.
         searched = min(target, columns.promised)

@@ -85,9 +85,7 @@ class Columns:
         rounds: float = math.inf,
     ) -> None:
         """Generate patterns for `servers` of each kind (S,) until none improves the relaxation, or `enough()` is true.
-
-        `basis`, (K, D): only consider weights `basis` @ prices, with D prices. Raises `OutOfTime`.
-        """
+        `basis`, (K, D): only consider weights `basis` @ prices, with D prices. Raises `OutOfTime`."""
         step = done = 0
         self.converged = False
         self._rescale(servers)

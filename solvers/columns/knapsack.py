@@ -51,10 +51,8 @@ class Knapsacks:
         return np.concatenate(found)
 
     def alike(self, weights: FloatArray, limit: IntArray, held: Sequence[int | None]) -> IntArray:
-        """Feasible bins among the best bins of the loads that `best` found last, for each row of `weights` (m, K).
-
-        Bins for row i hold at least one adapter of class `held[i]`, unless that is None. Raises `OutOfTime`.
-        """
+        """Feasible bins among the best bins of the loads that `best` found last, for each row of `weights` (m, K). Bins
+        for row i hold at least one adapter of class `held[i]`, unless that is None. Raises `OutOfTime`."""
         rows = [np.zeros(len(limit), dtype=np.int64)]
         for row, k in zip(weights, held, strict=True):
             for slot in self._useful(row, limit):

@@ -40,10 +40,8 @@ def solve_relaxation(
     *,
     time_limit_s: float = np.inf,
 ) -> Master | None:
-    """Solve the linear relaxation over `patterns` (m, K) with `prices` (m,), 1 each if None.
-
-    None if the patterns can't cover the demand (K,), or the time is up.
-    """
+    """Solve the linear relaxation over `patterns` (m, K) with `prices` (m,), 1 each if None. None if the patterns can't
+    cover the demand (K,), or the time is up."""
     if not len(patterns):
         return None
     prices = np.ones(len(patterns)) if prices is None else prices

@@ -166,10 +166,8 @@ class _Search:
         )
 
     def _enumerated(self) -> float | None:
-        """The lowest price, by evaluating every possible server; None if there are too many, or a stock is given.
-
-        The plan has this price, unless trees led the search and the twin refuses some servers. Raises `OutOfTime`.
-        """
+        """The lowest price, by evaluating every possible server; None if there are too many, or a stock is given. The
+        plan has this price, unless trees led the search and the twin refuses some servers. Raises `OutOfTime`."""
         if self.problem.stock:
             return None
         few = FEW_SIMULATED if self.problem.evaluator.simulates else FEW_BINS
@@ -249,10 +247,8 @@ class _Search:
         return (sum(less) if self.problem.stock else max(less)) > _CHEAPER
 
     def _packed(self, m: int, servers: IntArray) -> tuple[Bin, ...] | None:
-        """Pack the adapters of a model on these servers of each kind; None if the mix is excluded or packing fails.
-
-        A packing that is cheaper than the present servers of the model is taken at once.
-        """
+        """Pack the adapters of a model on these servers of each kind; None if the mix is excluded or packing fails. A
+        packing that is cheaper than the present servers of the model is taken at once."""
         mixes, key, price = self.mixes[m], tuple(servers.tolist()), float(servers @ self.mixes[m].prices)
         if np.array_equal(mixes.counts(self.bins[m]), servers) or (
             not self.problem.stock and price >= self._price(self.bins[m]) - _CHEAPER

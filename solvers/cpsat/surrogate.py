@@ -70,9 +70,7 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
 
 def fitted_latencies(problem: Problem, bins: Sequence[Bin], rng: np.random.Generator) -> list[LoadedKind]:
     """Fit one kind for each profile and slot rank to 1 − least latency / latency, which is linear in a queue's load.
-
-    Evaluates servers of the plan with adapters exchanged, removed and added at random.
-    """
+    Evaluates servers of the plan with adapters exchanged, removed and added at random."""
     rows, fleet, slots = features(problem), problem.workload, SlotSearch(problem)
     tried = list(bins)
     count = (_SIMULATED_ORDERS if problem.evaluator.simulates else _ORDERS) * 4

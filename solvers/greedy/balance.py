@@ -64,10 +64,8 @@ def _relieve(slots: SlotSearch, bins: list[Bin], grades: list[Quality]) -> list[
 
 
 def _level(slots: SlotSearch, source: Bin, sink: Bin, amount_tok_s: float) -> tuple[list[Bin], list[Quality]]:
-    """Move up to `amount_tok_s` from `source` to `sink`, or a half or a quarter of it; [] if the bins never hold.
-
-    The smallest ranks move first, so that the slots of the sink need not grow.
-    """
+    """Move up to `amount_tok_s` from `source` to `sink`, or a half or a quarter of it; [] if the bins never hold. The
+    smallest ranks move first, so that the slots of the sink need not grow."""
     workload, index = slots.problem.workload, np.array(source.adapters)
     loads = workload.offered_tok_s_by_adapter[index]
     if loads.min() > amount_tok_s:

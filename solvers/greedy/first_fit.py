@@ -172,9 +172,7 @@ class FirstFit:
 
     def _replicas(self, adapter: int, profile: Profile, share: float) -> list[Bin]:
         """The adapter alone in the fewest equal parts that GPUs of that type can serve; [] if no number is allowed.
-
-        Predictors are not exactly monotone: a smaller part than one that passed may fail.
-        """
+        Predictors are not exactly monotone: a smaller part than one that passed may fail."""
         if share <= 0.0:
             return []
         for n in range(math.ceil(1.0 / share), self.problem.max_replicas + 1):

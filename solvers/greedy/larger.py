@@ -97,10 +97,8 @@ class _Packing:
         return next(parts for parts in cuts if len(parts) <= n)
 
     def filled(self, start: int, load_tok_s: float, hint: int) -> Bin | None:
-        """The server with the most adapters from `start` on; the search begins near this load.
-
-        It runs first with slots near `hint`, then again with the number of slots that serves the server found best.
-        """
+        """The server with the most adapters from `start` on; the search begins near this load. It runs first with slots
+        near `hint`, then again with the number of slots that serves the server found best."""
         near = self._end(start, load_tok_s) - start
         unit = -(-near // _UNITS)
 

@@ -40,10 +40,8 @@ def sent_only(state: Servers, sent: int) -> Servers:
 
 
 def with_held_back(state: Servers, time_s: FloatArray) -> Servers:
-    """Mark the requests that the client still holds back after a run as refused.
-
-    `time_s` (n,): earliest time to send each request. The requests held back are the last ones.
-    """
+    """Mark the requests that the client still holds back after a run as refused. `time_s` (n,): earliest time to send
+    each request. The requests held back are the last ones."""
     sent = int(np.count_nonzero(np.isfinite(state.sent_s)))
     state.server[sent:] = REFUSED
     state.sent_s[sent:] = np.maximum(time_s[sent:], state.sent_s[:sent].max(initial=0.0))

@@ -304,11 +304,8 @@ def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Recor
 
 
 def mark_base(adapters: Record) -> None:
-    """Mark rows of rank 0, which stand for the base model, as members of every batch.
-
-    Their requests never wait for a slot. They change neither the counters of adapters that join or leave the batch, nor
-    /metrics, nor first uses.
-    """
+    """Mark rows of rank 0, which stand for the base model, as members of every batch. Their requests never wait for a
+    slot. They change neither the counters of adapters that join or leave the batch, nor /metrics, nor first uses."""
     base = np.flatnonzero(adapters["rank"] == 0)
     for field in ("in_batch", "resident", "known", "known_requests"):
         adapters[field][base] = 1

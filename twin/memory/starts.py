@@ -23,10 +23,8 @@ def largest_max_loras(profile: Profile, rank: int) -> int:
 
 
 def what_starts(profile: Profile, settings: Settings) -> str | None:
-    """Describe the nearest settings with which the server starts; return None if it starts with `settings`.
-
-    A shorter context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_kv_tokens`).
-    """
+    """Describe the nearest settings with which the server starts; return None if it starts with `settings`. A shorter
+    context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_kv_tokens`)."""
     if memory_error(profile, settings) is None:
         return None
     ways = []
