@@ -40,6 +40,9 @@ ERROR_BYTES, ERROR_S = 4096, 2.0
 """Limits on reading a server's error message: bytes, and seconds."""
 SILENT_SHARE = 0.5
 """The server counts as hung if no token came in this last share of a run although requests were outstanding."""
+KEEP_ALIVE_S = 4.0
+"""Idle connections are closed after this time, before vLLM's front end closes them after 5 s (vllm/envs.py,
+`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`): a request that is sent just then would fail."""
 LOOK_LIMIT_S = 5.0
 """Time limit of a scrape of /metrics."""
 EXTRA_CHUNKS = 16
@@ -93,7 +96,7 @@ async def run_load(job: LoadJob) -> LoadResult:
     """Send all requests on schedule and return the results; faults of the server never raise."""
     aiohttp = import_aiohttp()
     run = _Run(job)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from packer.live.load import LoadJob
 from packer.planning.solve import solve
 from packer.workload import Workload
 from tests.live.certificates import UNTRUSTED, untrusted_server
-from tests.live.faults import APPLIED, ASKED, PROMETHEUS, STREAMED, Answer, Fault
+from tests.live.faults import APPLIED, ASKED, EVENT, PROMETHEUS, STREAMED, Answer, Fault, ok
 from tests.live.stand_in import StandIn
 
 
@@ -138,3 +139,18 @@ def test_a_server_with_a_bad_certificate_is_asked_nothing(
         assert "Traceback" not in err
     assert not server.calls
     server.close()
+
+
+def test_an_idle_connection_is_not_used_again(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM closes connections that were idle for 5 s: a request on one that is just being closed would fail."""
+    assert client.KEEP_ALIVE_S < 5
+    monkeypatch.setattr(client, "KEEP_ALIVE_S", 0.001)
+    connections = set()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.close_connection = False
+        connections.add(handler.client_address)
+        ok(EVENT * 2 + b"data: [DONE]\n\n")(handler)
+
+    assert len(load(server, answer).done) == 3
+    assert len(connections) == 3
