@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pickle
+import resource
 import signal
 import sys
 import time
@@ -339,6 +340,8 @@ async def _look(run: _Run, session: Any) -> None:
 def main(arguments: list[str]) -> None:
     """Run the job that packer wrote to standard input and write the result file."""
     job: LoadJob = pickle.load(sys.stdin.buffer)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each outstanding request has a connection
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if job.cores:
         os.sched_setaffinity(0, job.cores)
     results.write_result(asyncio.run(run_load(job)), arguments[0])

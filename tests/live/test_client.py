@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import pickle
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +55,20 @@ def test_the_load_is_open_loop(with_fault: Callable[..., Launch], fleet: Workloa
     assert np.all(np.isfinite(result.sent_s))
     assert not len(result.done)
     assert result.summary()["mean_ttft_ms"] is None
+
+
+def test_more_requests_are_outstanding_than_a_shell_opens_files(
+    url: str, fleet: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client takes as many connections as the system allows: a shell's usual limit is 1,024 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps(job(url, fleet, 0.1)))))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        client.main([str(tmp_path / "load.npz")])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_hanging_server_ends_the_run(
