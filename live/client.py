@@ -237,19 +237,18 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
-        now = run.now()
-        if line.startswith(b"data: [DONE]"):
+        now, event = run.now(), line[5:].strip()
+        if event == b"[DONE]":
             break
-        if b'"choices":[]' in line:  # the last event
-            usage = json.loads(line[5:]).get("usage") or {}
+        if b'"choices":[]' in event or b'"choices": []' in event:  # the last event
+            usage = json.loads(event).get("usage") or {}
             continue
-        if line.startswith(b'data: {"error"'):
-            text = run.where.masked(line[6 : 6 + ERROR_BYTES].decode(errors="replace"))
-            _failed(run, i, text[:ERROR_TEXT].strip())
-            return
-        if b'"choices"' not in line:
-            text = run.where.masked(line[5:].decode(errors="replace"))
-            _failed(run, i, f"the stream has what is no event of a completion: {text[:ERROR_TEXT].strip()}")
+        if event.startswith(b'{"error"') or b'"choices"' not in event:
+            said = run.where.masked(event[:ERROR_BYTES].decode(errors="replace"))[:ERROR_TEXT]
+            what = (
+                "" if event.startswith(b'{"error"') else "the stream has what is no event of a completion: "
+            )
+            _failed(run, i, f"{what}{said}")
             return
         run.heard = now
         run.said.hear(i, line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,7 +23,21 @@ from packer.live.load import LoadJob
 from packer.planning.solve import solve
 from packer.workload import Workload
 from tests.live.certificates import UNTRUSTED, untrusted_server
-from tests.live.faults import APPLIED, ASKED, EVENT, PROMETHEUS, STREAMED, Answer, Fault, ok
+from tests.live.faults import (
+    APPLIED,
+    ASKED,
+    DONE,
+    EVENT,
+    PROMETHEUS,
+    STREAM,
+    STREAMED,
+    TOKEN,
+    Answer,
+    Fault,
+    ok,
+    sent,
+    usage,
+)  # fmt: skip
 from tests.live.stand_in import StandIn
 
 
@@ -154,3 +169,14 @@ def test_an_idle_connection_is_not_used_again(server: StandIn, monkeypatch: pyte
 
     assert len(load(server, answer).done) == 3
     assert len(connections) == 3
+
+
+@pytest.mark.parametrize(("begin", "separators"), [(b"data: ", (", ", ": ")), (b"data:", (",", ":"))])
+def test_a_gateway_may_write_events_in_its_own_way(
+    begin: bytes, separators: tuple[str, str], server: StandIn
+) -> None:
+    """Spaces in JSON, and none after the field's name: the events are vLLM's all the same."""
+    objects = (TOKEN, TOKEN, usage(prompt_tokens=5, completion_tokens=2))
+    lines = [*(json.dumps(each, separators=separators).encode() for each in objects), DONE]
+    found = load(server, sent(STREAM + b"".join(begin + line + b"\n\n" for line in lines)))
+    assert (len(found.done), found.errors) == (3, {})
