@@ -85,12 +85,7 @@ class Log:
 
 @command
 def from_log(
-    reading: LogOptions,
-    ranks: RankOptions,
-    log: Log,
-    view: ViewOptions,
-    files: ObservedFiles,
-    out: Writing,
+    reading: LogOptions, ranks: RankOptions, log: Log, view: ViewOptions, files: ObservedFiles, out: Writing
 ) -> None:
     """Measure a workload from a log of requests: rates of its busiest hour, bursts, lengths.
 

@@ -55,11 +55,7 @@ def changed_plan(
 
 
 def changed_fleet(
-    fleet: Workload,
-    *,
-    rate_factor: float = 1.0,
-    add: Sequence[Adapter] = (),
-    remove: Collection[str] = (),
+    fleet: Workload, *, rate_factor: float = 1.0, add: Sequence[Adapter] = (), remove: Collection[str] = ()
 ) -> tuple[Workload, list[int]]:
     """The fleet with other rates, without some adapters and with new ones, and the indices of the adapters that stay.
 

@@ -99,12 +99,7 @@ def _growth(factor: float) -> str:
 
 
 def growth_of(
-    plan: Plan,
-    evaluate: Evaluate,
-    *,
-    predictor: str,
-    limit: int | None = None,
-    progress: Progress = silent,
+    plan: Plan, evaluate: Evaluate, *, predictor: str, limit: int | None = None, progress: Progress = silent
 ) -> GrowthCurves | None:
     """The servers of a plan, or `limit` of them, at growing rates; None without servers, or for a replayed trace.
 

@@ -117,11 +117,7 @@ def cliff(
 
 
 def cliff_of(
-    failed: Callable[[float, int], bool],
-    seeds: Sequence[int],
-    *,
-    jobs: int = 1,
-    progress: Progress = silent,
+    failed: Callable[[float, int], bool], seeds: Sequence[int], *, jobs: int = 1, progress: Progress = silent
 ) -> Cliff | None:
     """`cliff` of any `failed(factor, seed)`, which says whether a run at a load factor with a seed fails."""
     lowest, highest = _level(LOWEST), _level(HIGHEST)

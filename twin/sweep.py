@@ -104,12 +104,7 @@ class Sweep:
             "limited_by": None if verdict.cause is None else verdict.cause.name,
         }
 
-    def rows(
-        self,
-        *,
-        jobs: int = 1,
-        progress: Progress = silent,
-    ) -> Iterator[dict[str, Any]]:
+    def rows(self, *, jobs: int = 1, progress: Progress = silent) -> Iterator[dict[str, Any]]:
         """Yield the results at all points, as they come; `jobs`: threads, -1 for one per core."""
         yield from in_threads(self.row, list(self.grid), jobs=jobs, progress=progress)
 

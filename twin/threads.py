@@ -16,10 +16,7 @@ T = TypeVar("T")
 
 
 def in_threads(
-    run: Callable[[K], T],
-    items: Collection[K],
-    jobs: int = -1,
-    progress: Progress = silent,
+    run: Callable[[K], T], items: Collection[K], jobs: int = -1, progress: Progress = silent
 ) -> Iterator[T]:
     """Yield `run` of each item, in order, as results come; `jobs`: threads, -1 for one per core. If the iterator is
     closed early, running tasks are finished and no others are begun."""

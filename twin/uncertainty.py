@@ -26,12 +26,7 @@ T = TypeVar("T")
 
 
 def repeated(
-    run: Callable[[int], T],
-    *,
-    seeds: int,
-    seed: int = 0,
-    jobs: int = -1,
-    progress: Progress = silent,
+    run: Callable[[int], T], *, seeds: int, seed: int = 0, jobs: int = -1, progress: Progress = silent
 ) -> list[T]:
     """Return `run` of each of the seeds `seed`, `seed` + 1, …, in `jobs` threads, -1: one per core."""
     checks.integer("seeds", seeds, low=1, high=MAX_SEEDS)

@@ -35,13 +35,7 @@ class Certificate:
 
 
 def certify(
-    feasibility: Feasibility,
-    weights: FloatArray,
-    *,
-    above: float,
-    slack: float,
-    budget: int,
-    known: IntArray,
+    feasibility: Feasibility, weights: FloatArray, *, above: float, slack: float, budget: int, known: IntArray
 ) -> Certificate:
     """Search for feasible bins c, within the demand, with weights · c > `above` + `slack`.
 

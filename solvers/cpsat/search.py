@@ -110,9 +110,7 @@ class NeighbourhoodSearch:
                 return
             # one draw for each attempt, so that the seed determines the plan
             found = task.solve(
-                seed=int(self.rng.integers(2**31)),
-                work=_WORK[aim],
-                seconds=self.problem.remaining_s(),
+                seed=int(self.rng.integers(2**31)), work=_WORK[aim], seconds=self.problem.remaining_s()
             )
             self.work += _LEAST_WORK + (0.0 if found is None else found[2])
             if found is None or not self._judged(task, classes, freed, chosen, *found[:2]):

@@ -158,10 +158,7 @@ def server_setups(
             tokens = kv_cache_tokens(profile, settings, subset, kv_tokens_of(workload.fine_tuning, profile))
             server = replace(server, workload=subset, settings=settings, kv_cache_tokens=tokens)
             found[kind, served, beside] = replace(
-                setup,
-                server=server,
-                served=np.arange(len(workload)) if whole else own,
-                sharing=beside,
+                setup, server=server, served=np.arange(len(workload)) if whole else own, sharing=beside
             )
     return [found[key] for key in keys]
 

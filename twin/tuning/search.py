@@ -48,12 +48,7 @@ class Tuned:
 
 
 def most_training(
-    workload: Workload,
-    profile: Profile,
-    policy: str,
-    *,
-    workers: int = 1,
-    **server: Any,
+    workload: Workload, profile: Profile, policy: str, *, workers: int = 1, **server: Any
 ) -> Tuned:
     """Try the values of the policy's searched parameter and return the one that trains most within the limits.
 
