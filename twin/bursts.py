@@ -1,9 +1,8 @@
 """Arrivals whose rates vary at random: a Cox process with a gamma-distributed factor.
 
-A Poisson process of constant rate becomes one of varying rate by a change of time: its points are mapped
-through the inverse of the integrated factor. The factor is the gamma quantile of a Gaussian process that sums
-Ornstein–Uhlenbeck processes, one for each time scale. It is divided by its mean over the run, so that the rates
-of a workload are the mean rates of each run.
+A Poisson process of constant rate becomes one of varying rate by a change of time: its points are mapped through the
+inverse of the integrated factor. The factor is the gamma quantile of a Gaussian process that sums Ornstein–Uhlenbeck
+processes, one for each time scale. It is divided by its mean over the run, whose mean rates are the workload's.
 """
 
 from __future__ import annotations
@@ -69,10 +68,8 @@ def own_streams(
     rates: FloatArray,
     duration_s: float,
 ) -> tuple[FloatArray, IntArray]:
-    """Draw times and adapters where each adapter has its own bursts, and shares the common ones if there are any.
-
-    An adapter's own factor multiplies the common one: its time is changed twice.
-    """
+    """Draw times and adapters where each adapter has its own bursts, and shares the common ones if there are any. An
+    adapter's own factor multiplies the common one: its time is changed twice."""
     own = arrivals.own
     assert own is not None
     edges = reached = None

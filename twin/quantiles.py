@@ -53,10 +53,8 @@ def select(values: FloatArray, sizes: IntArray, share: float, found: FloatArray)
 
 
 def by_group(values: FloatArray, groups: IntArray, sizes: IntArray, share: float) -> FloatArray:
-    """Return the quantile of the values of each group, float64 (m,); NaN for empty groups.
-
-    `groups` (n,): group of each value, from 0. `sizes` (m,): number of values of each group.
-    """
+    """Return the quantile of the values of each group, float64 (m,); NaN for empty groups. `groups` (n,): group of each
+    value, from 0. `sizes` (m,): number of values of each group."""
     found = np.full(len(sizes), np.nan)
     short = groups.astype(np.min_scalar_type(len(sizes)))  # NumPy sorts 16 bits by radix
     select(values[np.argsort(short, kind="stable")], sizes, share, found)

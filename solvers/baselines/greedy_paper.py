@@ -48,10 +48,8 @@ class GreedyPaper:
         queue = paper_order(problem.workload)
         slots = SlotSearch(problem)
         bins: list[Bin] = []
-        start, failed = 0, ""
-        while start < len(queue) and (problem.max_gpus is None or len(bins) < problem.max_gpus):
-            if failed or problem.out_of_time():
-                break
+        start, failed, most = 0, "", problem.max_gpus or len(queue)
+        while start < len(queue) and len(bins) < most and not failed and not problem.out_of_time():
             problem.progress("packing", start, len(queue))
             filled, failed = fill(slots, queue[start:])
             if filled is not None:
@@ -104,10 +102,8 @@ def _reasons(problem: Problem, bins: Sequence[Bin], left: Sequence[int], failed:
     if not left:
         return ()
     if failed:
-        return (
-            f"{failed} failed: {listed(problem.workload, left)} without a place. "
-            "What would help: --solver greedy, which goes on from there with smaller sets",
-        )
+        helps = "What would help: --solver greedy, which goes on from there with smaller sets"
+        return (f"{failed} failed: {listed(problem.workload, left)} without a place. {helps}",)
     if problem.max_gpus is not None and len(bins) >= problem.max_gpus:
         return out_of_gpus(problem, left)
     return (f"stopped before {listed(problem.workload, left)} had a place",)

@@ -19,11 +19,8 @@ from packer.twin.server import Server
 
 
 class Ahead(NamedTuple):
-    """State of such servers besides `cluster.state.Servers`; arrays have a leading axis for the server.
-
-    pool: its arrays of requests are shared. each (`engine.each`): its rows of requests are shared; None if requests are
-    not counted one by one.
-    """
+    """State of such servers besides `cluster.state.Servers`. Arrays have a leading axis for the server, except those of
+    requests. each (`engine.each`): None if requests are not counted one by one."""
 
     pool: Pool
     each: Any
@@ -73,9 +70,8 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
     each = None
     if single:
         parts = [server.each(marks) for server in servers]
-        each = parts[0]._replace(
-            whole=np.concatenate([part.whole for part in parts]), **_stacked(parts, OWN_EACH)
-        )
+        whole = np.concatenate([part.whole for part in parts])
+        each = parts[0]._replace(whole=whole, **_stacked(parts, OWN_EACH))
     pool = first._replace(all=np.concatenate([pool.all for pool in pools]), **_stacked(pools, OWN))
     return Ahead(pool, each)
 

@@ -222,10 +222,8 @@ class Serving:
         servers.wake_s[s] = math.inf
 
     def _load(self, servers: Servers, s: int, a: int, now_s: float) -> None:
-        """Load adapter `a` from disk to the host of server `s`; vLLM's engine waits meanwhile.
-
-        vllm/v1/engine/core.py handles `add_lora` between steps; `LRUCacheWorkerLoRAManager.add_adapter` reads the file.
-        """
+        """Load adapter `a` from disk to the host of server `s`; vLLM's engine waits meanwhile. vllm/v1/engine/core.py
+        handles `add_lora` between steps; `LRUCacheWorkerLoRAManager.add_adapter` reads the file."""
         assert self._shares is not None
         if a in self._shares[s]:
             return

@@ -81,9 +81,7 @@ class ClusterView:
 
     def blocks_of(self, requests: IntArray) -> IntArray:
         """Return the KV blocks of these requests' prompts and generated tokens; -1: no engine has accepted the request.
-
-        Only engines that count tokens request by request (`packer.papers.dlora`) know the generated tokens.
-        """
+        Only engines that count tokens request by request (`packer.papers.dlora`) know the generated tokens."""
         known = self._servers.requests[requests]
         size = self._field("block_size")[self._servers.server[requests]]
         blocks = -(-(known["prompt"] + known["generated"]) // size)

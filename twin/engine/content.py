@@ -67,10 +67,8 @@ def blocks_of_sessions(
 
 
 def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray, tokens: int) -> Blocks:
-    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the rest to its session.
-
-    `first` int64 (n,): number of the first block of the request's session; no two sessions have a number in common.
-    """
+    """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the rest to its session. `first`
+    int64 (n,): number of the first block of the request's session; no two sessions have a number in common."""
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
     longest = int(shared.max(initial=0))
