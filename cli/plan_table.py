@@ -376,5 +376,6 @@ def _bound(plan: packer.Plan) -> str:
         needed = "GPU is" if plan.lower_bound == 1 else "GPUs are"
         source = "" if plan.lower_bound == 1 else source
         return f"{counted(plan.n_gpus, 'GPU')}, at least {plan.lower_bound:g} {needed} needed{source}; "
-    price = f"{money(plan.objective_value[0])} per hour, " if _priced(plan) and plan.objective_value else ""
-    return f"{price}lower bound {plan.lower_bound:g}{source}; "
+    if _priced(plan) and plan.objective_value:
+        return f"{money(plan.objective_value[0])} per hour, at least {money(plan.lower_bound)}{source}; "
+    return f"lower bound {plan.lower_bound:g}{source}; "

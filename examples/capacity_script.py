@@ -1,7 +1,7 @@
-"""GPUs needed as traffic grows: plan a workload at half to four times its rates.
+"""GPUs needed, and their price, as traffic grows: the plans of `packer solve` at half to four times the rates.
 
 python examples/capacity_script.py examples/workloads/azure-conv-2023.csv
-python examples/capacity_script.py fleet.csv --profile my-server.toml --factors 1 2 10 --predictor forest
+python examples/capacity_script.py fleet.csv --profile my-server.toml --price 2.5 --factors 1 1.1 1.21 1.33 1.46
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 import packer
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
+HOURS_A_MONTH = 730.0
 
 
 def plans(
-    workload: packer.Workload, profile: packer.Profile, factors: Iterable[float], *, predictor: str = "twin"
+    workload: packer.Workload, kind: packer.GpuKind, factors: Iterable[float]
 ) -> Iterator[tuple[float, packer.Plan]]:
-    """Plan with the fewest GPUs at each rate factor."""
+    """Plan with the fewest GPUs that keep the latency goal, at each rate factor."""
     for factor in factors:
-        grown = workload.scaled(factor)
-        yield factor, packer.solve(grown, profile, objective="gpus", predictor=predictor)
+        yield factor, packer.recommend(workload.scaled(factor), kind)
 
 
 def main() -> int:
@@ -30,19 +30,19 @@ def main() -> int:
     parser.add_argument("workload", help="workload file: CSV, JSON, YAML or Parquet")
     parser.add_argument("--profile", default="h100-64gb/llama-3.1-8b-instruct")
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
-    parser.add_argument("--predictor", default="twin")
+    parser.add_argument("--price", type=float, help="of a server per hour (the profile's)")
     options = parser.parse_args()
     feasible = True
     try:
         workload = packer.read_workload(options.workload)
-        profile = packer.load_profile(options.profile)
-        print(f"{workload.name}: {len(workload)} adapters on {profile.label}")
-        print(f"{'factor':>7} {'req/s':>9} {'tok/s':>10} {'GPUs':>5} {'at least':>9}  status")
-        for factor, plan in plans(workload, profile, options.factors, predictor=options.predictor):
-            bound = "?" if plan.lower_bound is None else f"{plan.lower_bound:.0f}"
+        kind = packer.GpuKind(packer.load_profile(options.profile), options.price)
+        print(f"{workload.name}: {len(workload)} adapters on {kind.profile.label}")
+        print(f"{'factor':>7} {'req/s':>9} {'tok/s':>10} {'GPUs':>5} {'a month':>12}  status")
+        for factor, plan in plans(workload, kind, options.factors):
+            price = "?" if plan.price_per_hour is None else f"{plan.price_per_hour * HOURS_A_MONTH:,.0f}"
             fleet = plan.workload
             print(
-                f"{factor:>7g} {fleet.rate:>9.2f} {fleet.offered_tok_s:>10,.0f} {plan.n_gpus:>5} {bound:>9}"
+                f"{factor:>7g} {fleet.rate:>9.2f} {fleet.offered_tok_s:>10,.0f} {plan.n_gpus:>5} {price:>12}"
                 f"  {plan.status}",
                 flush=True,
             )

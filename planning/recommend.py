@@ -127,7 +127,8 @@ def recommend(
 
         if at_hand:
             raise IncompatibleError(
-                "Limits on GPUs go with an objective where there are several kinds of server or models (cost, gpus, …)."
+                "Limits on GPUs go with an objective where there are several kinds of server or models: packer solve "
+                "--objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100, or another goal or objective."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])

@@ -62,7 +62,8 @@ class Greedy:
             found = replace(found, bins=even_shares(free, found.bins if even else balanced(free, found.bins)))
             cut += ["evening out the load"] if free.out_of_time() else []
         if cut:
-            found = replace(found, reasons=(*found.reasons, f"the time limit cut short: {', '.join(cut)}"))
+            said = f"the time limit cut short: {', '.join(cut)} (--time-limit gives more)"
+            found = replace(found, reasons=(*found.reasons, said))
         return within_limit(problem, found)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from packer.cli import run
+from packer.cli.plan_table import plan_lines
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile, write_profile
+from packer.plan import Plan
 from packer.solvers.evaluator import rate_margin_for
 
 
@@ -74,3 +77,12 @@ def test_gpus_without_a_price_get_none(tmp_path: Path, monkeypatch: pytest.Monke
     plan = load_plan("plan.json")
     assert (plan.price_per_hour, plan.n_gpus) == (None, 1)
     assert "per hour" not in plan.decision
+
+
+def test_a_bound_on_cost_is_a_price(toy_plan: Callable[..., Plan]) -> None:
+    """The cheapest plan and what no plan is cheaper than are said in the same unit."""
+    plan = replace(
+        toy_plan(("a", "b"), gpus=1), objective="cost", objective_value=(3.8,), lower_bound=2.72966
+    )
+    status = next(line for line in plan_lines(plan) if str(line).startswith("Status"))
+    assert "; $3.80 per hour, at least $2.73" in str(status)

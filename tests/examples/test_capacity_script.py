@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import packer
+
+PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 HEADER = "adapter,rank,rate,input_tokens,output_tokens\n"
 
 
@@ -15,23 +18,24 @@ def _run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_more_traffic_needs_no_fewer_gpus(root: Path, tmp_path: Path) -> None:
-    """One line for each factor, with GPUs that grow with the traffic and never undercut the bound."""
+    """One line for each factor, with GPUs that grow with the traffic, are those of `packer solve`, and their price."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text(HEADER + "".join(f"a{i},{8 if i % 2 else 16},0.4,220,200\n" for i in range(40)))
-    done = _run(root, str(fleet), "--factors", "0.5", "1", "4")
+    done = _run(root, str(fleet), "--factors", "0.5", "1", "4", "--price", "2.5")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
     assert [float(row[0]) for row in rows] == [0.5, 1.0, 4.0]
     gpus = [int(row[3]) for row in rows]
     assert gpus == sorted(gpus)
     assert gpus[-1] > gpus[0]
-    assert all(float(row[4]) <= int(row[3]) for row in rows if row[4] != "?")
+    assert [float(row[4].replace(",", "")) for row in rows] == [n * 1825.0 for n in gpus]
+    assert gpus[1] == packer.recommend(packer.read_workload(fleet), packer.load_profile(PROFILE)).n_gpus
 
 
 def test_hopeless_traffic_is_told(root: Path, tmp_path: Path) -> None:
-    """An adapter that starves a GPU of its own makes the factor infeasible: exit code 3, no traceback."""
+    """Prompts that take longer than the goal allows make the factor infeasible: exit code 3, no traceback."""
     fleet = tmp_path / "fleet.csv"
-    fleet.write_text(HEADER + "hot,16,50,220,200\n")
+    fleet.write_text(HEADER + "slow,16,1,30000,200\n")
     done = _run(root, str(fleet), "--factors", "4")
     assert done.returncode == 3, done.stderr
     assert "infeasible" in done.stdout
