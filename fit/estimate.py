@@ -24,6 +24,7 @@ from packer.fit.roofline import Roofline, law_terms
 from packer.fit.scaled import scaled_law
 from packer.io.profiles import load_profile
 from packer.profile import WEIGHTS, GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
+from packer.public import public
 from packer.terms import LINEAR
 from packer.twin.datasheets import Datasheet, datasheet
 from packer.twin.engine_rules import MODULES, OLDEST, rules_of, server_defaults
@@ -44,6 +45,7 @@ _RANKS_SINCE = (0, 21)
 experts with the slot of their adapter. In earlier versions an assertion in vllm/lora/layers/fused_moe.py fails."""
 
 
+@public
 def estimate_profile(
     model: str | ModelDimensions, gpu: str, *, tensor_parallel_size: int = 1, data_parallel_size: int = 1,
     quantization: str | None = None, kv_cache_dtype: str = "auto", lora_target_modules: Sequence[str] = (),

@@ -14,6 +14,7 @@ from packer.gpu import base_model, serves
 from packer.operate.evaluate import PlanEvaluation, evaluate_plan, holds_routed
 from packer.operate.observe import requests_to
 from packer.plan import Plan
+from packer.public import public
 from packer.strategies import Predictor
 from packer.traces.trace import Trace
 from packer.twin.cluster.simulate import simulate_cluster
@@ -71,6 +72,7 @@ class Drift:
         }
 
 
+@public
 def drift(
     plan: Plan,
     seen: Workload,

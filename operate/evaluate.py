@@ -23,6 +23,7 @@ from packer.planning.chance import beyond, more_than_chance
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
 from packer.twin.hours import FRESH_HOURS, Hours, of_hours
@@ -145,6 +146,7 @@ class PlanEvaluation:
         }
 
 
+@public
 def evaluate_plan(
     plan: Plan,
     predictor: str | Predictor = "twin",

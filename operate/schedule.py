@@ -27,6 +27,7 @@ from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
@@ -64,6 +65,7 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
     return found
 
 
+@public
 def schedule(
     workload: Workload,
     profile: Kinds,

@@ -16,6 +16,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
 from packer.predictors.build import register_ray
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.strategies import Placement, SizedPlacement
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System, judged, load_system, placed
@@ -66,6 +67,8 @@ class Trials:
 
     def __post_init__(self) -> None:
         checks.integer("seeds", self.seeds, low=1, high=MAX_SEEDS)
+        if self.jobs != -1:
+            checks.integer("jobs other than -1", self.jobs, low=1, high=1024)
 
     def run(
         self,
@@ -87,6 +90,7 @@ class Trials:
         return [_result(each, row, len(own)) for (each, own), row in zip(placed_systems, rows, strict=True)]
 
 
+@public
 def compare_systems(
     workload: Workload,
     cluster: Cluster,
@@ -123,6 +127,7 @@ def compare_systems(
     return trials.run(workload, list(zip(known, clusters, strict=True)), seeds, progress)
 
 
+@public
 def servers_needed(
     workload: Workload,
     cluster: Cluster,
@@ -207,9 +212,11 @@ def _run_all(
 ) -> list[dict[str, Any]]:
     """The runs in parallel; results in their order."""
     from joblib import Parallel, delayed, parallel_config
+    from joblib.parallel import BACKENDS
 
     if backend == "ray":
         register_ray()
+    checks.choice("backend", backend, BACKENDS)
     with parallel_config(backend=backend, n_jobs=jobs):
         done: list[dict[str, Any]] = []
         returned = "list" if backend == "ray" else "generator"  # Ray's backend has no generator

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from packer import checks
 from packer.lengths import MAX_TOKENS, Lengths
+from packer.public import checked
 from packer.sessions import Sessions
 
 MAX_RANK = checks.SLOT_RANKS[-1]
@@ -50,6 +51,7 @@ class Adapter:
     priority: int = 0
     acceptance: float | None = None
 
+    @checked
     def __post_init__(self) -> None:
         checks.name("an adapter's name", self.name)
         who = f"of adapter {self.name!r}"

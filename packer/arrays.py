@@ -32,3 +32,11 @@ def in_parts(found: Callable[[slice], IntArray], n: int) -> IntArray:
         part = slice(first, min(first + PART, n))
         whole[part] = found(part)
     return whole
+
+
+def own(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array, if it is read-only, else a read-only copy: its owner may change it later."""
+    if column.flags.writeable:
+        column = column.copy()
+        column.setflags(write=False)
+    return column

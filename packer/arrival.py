@@ -12,9 +12,11 @@ import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY
+from packer.arrays import own
 from packer.blocks import Blocks, apart, at_rows
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
+from packer.public import checked
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -51,6 +53,7 @@ class RequestTrace:
     step_s: float = field(default=0.0, kw_only=True)
     start_s: float = field(default=0.0, kw_only=True)
 
+    @checked
     def __post_init__(self) -> None:
         self._keep_types()
         n = len(self.time_s)
@@ -75,9 +78,6 @@ class RequestTrace:
             if wrong:
                 rule = f"Expected a priority of at most ± {MAX_PRIORITY:,} for each of {n:,} requests"
                 raise ValidationError(f"{rule}, got {wrong[0]}.")
-        for each in fields(self):
-            if isinstance(column := getattr(self, each.name), np.ndarray):
-                column.setflags(write=False)
 
     @classmethod
     def unchecked(
@@ -105,7 +105,7 @@ class RequestTrace:
             given = getattr(self, key)
             if given is not None or key not in ("sessions", "priority"):
                 column = checks.row(f"{key} of a request trace", given, whole=key != "time_s")
-                object.__setattr__(self, key, column)
+                object.__setattr__(self, key, own(column))
 
     def _check_blocks(self) -> None:
         """Check that each request has ids for all full blocks of its prompt, and at most one id per block."""
@@ -174,6 +174,7 @@ class Bursts:
     cv: float
     scales: tuple[tuple[float, float], ...]
 
+    @checked
     def __post_init__(self) -> None:
         checks.keep_real(self, "cv", "cv of bursts", low=1e-3, high=100.0)
         if not self.scales:
@@ -224,6 +225,7 @@ class Arrivals:
     common: Bursts | None = None
     own: Bursts | None = None
 
+    @checked
     def __post_init__(self) -> None:
         checks.choice("arrivals", self.kind, KINDS)
         checks.keep_real(self, "cv", "cv of gaps", low=0.0, high=100.0)

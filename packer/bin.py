@@ -13,6 +13,7 @@ from packer import checks
 from packer.errors import ValidationError
 from packer.memo import Memo
 from packer.profile import Profile
+from packer.public import checked
 from packer.settings import Settings
 from packer.workload import Workload
 
@@ -37,9 +38,11 @@ class Bin:
     profile: Profile
     shares: tuple[float, ...] = ()
 
+    @checked
     def __post_init__(self) -> None:
         if not self.adapters or len(set(self.adapters)) != len(self.adapters) or min(self.adapters) < 0:
             raise ValidationError("Expected a bin to hold at least one adapter, each once.")
+        checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         checks.instance("the settings of a server", self.settings, Settings, "profile.settings(8, 16)")
         if not self.shares:
             object.__setattr__(self, "shares", whole(len(self.adapters)))

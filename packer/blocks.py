@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from packer import checks
-from packer.arrays import BoolArray, IntArray
+from packer.arrays import BoolArray, IntArray, own
 from packer.errors import ValidationError
+from packer.public import checked
 
 FIRST_BLOCK = -1
 """Stands for the predecessor of a request's first block."""
@@ -46,12 +47,12 @@ class Blocks:
     ids: IntArray
     tokens: int
 
+    @checked
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", checks.integer("tokens of a block", self.tokens, low=1))
         for key in ("starts", "ids"):
             column = checks.row(f"{key} of blocks", getattr(self, key), whole=True)
-            column.setflags(write=False)
-            object.__setattr__(self, key, column)
+            object.__setattr__(self, key, own(column))
         starts = self.starts
         if not len(starts) or starts[0] != 0 or starts[-1] != len(self.ids) or np.any(np.diff(starts) < 0):
             rule = f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,})."

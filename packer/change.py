@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from packer import checks
 from packer.errors import ValidationError, shown
+from packer.public import check_fields, checked
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Change:
     unload: tuple[tuple[int, str], ...] = ()
     route: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
+    @checked
     def __post_init__(self) -> None:
         checks.real("time_s of a change", self.time_s, low=0.0)
         for name, shares in self.route.items():
@@ -38,6 +40,7 @@ class Change:
                 checks.real(f"the share of {shown(name)} on server {server}", share, low=0.0, high=1.0)
             if not sum(shares.values()) > 0.0:
                 raise ValidationError(f"Expected shares of {shown(name)} with a sum above 0, got none.")
+        check_fields(self)
 
     @property
     def servers(self) -> set[int]:

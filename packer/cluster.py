@@ -16,6 +16,7 @@ from packer.errors import IncompatibleError, UnknownNameError, ValidationError, 
 from packer.goal import Goal
 from packer.job import FineTuning
 from packer.profile import Profile
+from packer.public import check_fields, checked
 from packer.settings import MAX_LORAS
 from packer.strategies import Engine
 
@@ -37,6 +38,7 @@ class ServerKind:
     max_lora_rank: int | None = None
     engine: Engine = VLLM
 
+    @checked
     def __post_init__(self) -> None:
         checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         checks.integer("max_loras", self.max_loras, low=0, high=MAX_LORAS)
@@ -51,6 +53,7 @@ class Node:
     servers: int = 1
     host_bytes: float = math.inf
 
+    @checked
     def __post_init__(self) -> None:
         checks.integer("servers of a node", self.servers, low=1, high=MOST_SERVERS)
         if self.host_bytes != math.inf:
@@ -69,6 +72,7 @@ class Store:
     latency_ms: float = 0.0
     concurrent: int = 0
 
+    @checked
     def __post_init__(self) -> None:
         checks.real("bandwidth_bytes_s", self.bandwidth_bytes_s, low=0.0, open_low=True)
         checks.real("latency_ms", self.latency_ms, low=0.0)
@@ -100,6 +104,7 @@ class Cluster:
     network_ms: float = 0.0
     fine_tuning: FineTuning | None = None
 
+    @checked
     def __post_init__(self) -> None:
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
@@ -124,6 +129,7 @@ class Cluster:
         if self.store is None and any(node.host_bytes != math.inf for node in self.nodes):
             raise ValidationError("Expected a store where the host memory of a node is limited, got None.")
         checks.real("network_ms", self.network_ms, low=0.0)
+        check_fields(self)
 
     def __len__(self) -> int:
         return len(self.servers)

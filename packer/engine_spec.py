@@ -9,6 +9,7 @@ from typing import Literal
 
 from packer import checks
 from packer.errors import ValidationError, shown
+from packer.public import checked
 from packer.speculation import SpeculationSpec
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
@@ -50,6 +51,7 @@ class EngineSpec:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     speculation: SpeculationSpec | None = None
 
+    @checked
     def __post_init__(self) -> None:
         sizes = ("tensor_parallel_size", "data_parallel_size")
         for key in ("max_model_len", "max_num_seqs", "block_size", *sizes):

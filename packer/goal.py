@@ -21,6 +21,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.errors import UnknownNameError, ValidationError, shown
+from packer.public import checked
 
 if TYPE_CHECKING:
     from packer.workload import Workload
@@ -71,6 +72,7 @@ class Limits:
     mean_itl_ms: float = 100.0
     others: tuple[tuple[str, float], ...] = ()
 
+    @checked
     def __post_init__(self) -> None:
         given = {key: value for key, value in dict(self.others).items() if value != math.inf}
         for key in ("p95_ttft_ms", "mean_itl_ms"):
@@ -153,6 +155,7 @@ class Goal:
     adapter_share: float = 1.0
     request_share: float = 0.99
 
+    @checked
     def __post_init__(self) -> None:
         checks.instance("limits", self.limits, Limits, "packer.Limits(p95_ttft_ms=500)")
         pairs = self.classes.items() if isinstance(self.classes, Mapping) else self.classes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from packer import checks
 from packer.errors import IncompatibleError, ValidationError
 from packer.profile import ModelSpec, Profile
+from packer.public import checked
 from packer.workload import Workload
 
 
@@ -24,6 +25,7 @@ class GpuKind:
     price_per_hour: float | None = None
     available: int | None = None
 
+    @checked
     def __post_init__(self) -> None:
         checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")
         if self.price_per_hour is not None:

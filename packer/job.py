@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from packer import checks
 from packer.lengths import Lengths
+from packer.public import checked
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class FineTuning:
     weights_ms: float | None = None
     policy: str = "llmstation"
 
+    @checked
     def __post_init__(self) -> None:
         checks.instance("sample_tokens", self.sample_tokens, Lengths, "packer.Lengths.constant(512)")
         if self.samples is not None:

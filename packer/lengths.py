@@ -15,6 +15,7 @@ from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError, shown
 from packer.gamma import normal_tail, unit_gamma
+from packer.public import checked
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -55,6 +56,7 @@ class Lengths:
     high: int | None = None
     values: tuple[float, ...] = field(default=(), repr=False)
 
+    @checked
     def __post_init__(self) -> None:
         checks.choice("kind", self.kind, KINDS)
         checks.keep_real(self, "mean", "mean length", low=0.0, high=MAX_TOKENS, open_low=True)

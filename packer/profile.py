@@ -17,6 +17,7 @@ from packer.engine_spec import V1_RELEASE, EngineSpec
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
 from packer.kv_shape import KvShape
+from packer.public import checked
 from packer.settings import Settings
 from packer.terms import LINEAR_TERMS, PAPER_TERMS
 from packer.words import money
@@ -49,6 +50,7 @@ class ModelSpec:
     repository: str | None = None
     kv_shape: KvShape | None = None
 
+    @checked
     def __post_init__(self) -> None:
         checks.keep_real(self, "model.weights_bytes", low=0, high=_MOST_BYTES)
         checks.keep_real(self, "model.kv_bytes_per_token", low=1, high=_MOST_BYTES)
@@ -63,6 +65,7 @@ class GpuSpec:
     memory_bytes: float
     price_per_hour: float | None = None
 
+    @checked
     def __post_init__(self) -> None:
         checks.keep_real(self, "gpu.memory_bytes", low=0, high=_MOST_BYTES, open_low=True)
         if self.price_per_hour is not None:
@@ -86,6 +89,7 @@ class MemorySpec:
     policy: Literal["reserved", "unified"] = "reserved"
     measured: tuple[tuple[int, int, int], ...] = ()
 
+    @checked
     def __post_init__(self) -> None:
         checks.keep_real(self, "memory.kv_budget_bytes", low=-_MOST_BYTES, high=_MOST_BYTES)
         checks.keep_real(self, "memory.slot_bytes", low=0, high=_MOST_BYTES)
@@ -118,6 +122,7 @@ class LatencySpec:
     ridge_tokens: float = 0.0
     expert_share: float = 0.0
 
+    @checked
     def __post_init__(self) -> None:
         checks.choice("latency.form", self.form, ("linear", "paper"))
         known = LINEAR_TERMS if self.form == "linear" else PAPER_TERMS
@@ -150,6 +155,7 @@ class LoadingSpec:
     cold_start: bool = False
     spares_batch: bool = False
 
+    @checked
     def __post_init__(self) -> None:
         for item in fields(self)[:4]:
             checks.keep_real(self, f"loading.{item.name}", low=0.0, high=_MOST_MS)
@@ -173,6 +179,7 @@ class FrontEndSpec:
     first_use_ms: float = 0.0
     output_ms: float = 0.0
 
+    @checked
     def __post_init__(self) -> None:
         if self.scrape_interval_s is not None:
             checks.keep_real(self, "frontend.scrape_interval_s", low=1e-3, high=_MOST_MS)
@@ -204,6 +211,7 @@ class Profile:
     startup_s: float = DEFAULT_STARTUP_S
     measured_adapters: int = 384
 
+    @checked
     def __post_init__(self) -> None:
         checks.keep_real(self, "startup_s", low=0.0, high=1e6)
         checks.keep_integer(self, "measured_adapters", low=1)

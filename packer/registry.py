@@ -9,7 +9,7 @@ A third-party package registers a class in its own pyproject.toml, as this one d
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -38,6 +38,18 @@ GROUPS = {
     "system": "packer.systems",
     "tuning policy": "packer.tuning",
 }
+
+CONTRACTS = {
+    "cache": "packer.twin.cluster.caching:CachePolicy",
+    "engine": "packer.strategies:Engine",
+    "objective": "packer.objectives.base:Objective",
+    "placement": "packer.strategies:Placement",
+    "predictor": "packer.strategies:Predictor",
+    "solver": "packer.solvers.base:Solver",
+    "tuning policy": "packer.twin.tuning.policy:TuningPolicy",
+    "router": "packer.twin.cluster.routers.base:Router",
+}
+"""The class, or protocol, of the strategies of each kind; a solver has all that a router must have."""
 
 _loaded: set[EntryPoint] = set()
 
@@ -95,32 +107,55 @@ def _imported() -> list[tuple[str, EntryPoint]]:
 
 
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved. If the code
-    belongs to no class of a strategy, the text names all strategies in use of its package."""
-    imported, found, where = _imported(), None, error.__traceback__
+    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved.
+
+    A strategy that is given as an object is found by its methods. If code of a package that registers strategies
+    belongs to no class of one, the text names all strategies in use of that package.
+    """
+    imported, found, where, given = _imported(), None, error.__traceback__, None
     while where is not None:
         name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code
         mine = [each for each in imported if _package(each[1].module) == _package(name)]
         exact = [e for e in mine if (e[1].module, e[1].attr) == (name, code.co_qualname.partition(".")[0])]
         if exact or (mine and not found):
             found = exact or [each for each in mine if each[1] in _loaded] or mine
+        if given is None and _package(name) != "packer":
+            given = _object_in_words(where.tb_frame.f_locals.get("self"))
         where = where.tb_next
-    return named(found) if found else None
+    return named(found) if found else given
+
+
+def _object_in_words(item: object) -> str | None:
+    """A strategy of another package that was given as an object; None for another object."""
+    if _package(type(item).__module__) == "packer":
+        return None
+    for kind, (module, _, contract) in ((kind, text.partition(":")) for kind, text in CONTRACTS.items()):
+        if module in sys.modules and isinstance(item, getattr(sys.modules[module], contract)):
+            made = type(item)
+            return f"the {kind} {getattr(item, 'name', '')!r} ({made.__module__}:{made.__qualname__})"
+    return None
+
+
+def blame(error: BaseException, given: Iterable[object] = ()) -> None:
+    """Raise a `PluginError` if the code of a plug-in raised this error, or one of the objects `given` is a plug-in."""
+    if plugin := plugin_behind(error):
+        raise PluginError(f"{plugin[0].upper()}{plugin[1:]} {raised(error)}.") from error
+    if plugin := next(filter(None, map(_object_in_words, given)), None):
+        rule = f"{plugin[0].upper()}{plugin[1:]} may break its contract, which packer.testing checks"
+        raise PluginError(f"{rule}: {type(error).__name__}: {error}.") from error
 
 
 @contextmanager
 def blaming_plugins() -> Iterator[None]:
-    """Turn an error that the code of a plug-in raises in the block into a `PluginError` that names the plug-in. Also a
-    decorator. packer's own errors, and those of other code, pass unchanged."""
+    """Turn an error that the code of a plug-in raises in the block into a `PluginError` that names the plug-in.
+    packer's own errors, and those of other code, pass unchanged."""
     try:
         yield
     except PackerError:
         raise
     except (Exception, SystemExit) as error:
-        plugin = plugin_behind(error)
-        if plugin is None:
-            raise
-        raise PluginError(f"{plugin[0].upper()}{plugin[1:]} {raised(error)}.") from error
+        blame(error)
+        raise
 
 
 def named(plugins: Sequence[tuple[str, EntryPoint]]) -> str:

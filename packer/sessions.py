@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from packer import checks
 from packer.lengths import MAX_TOKENS
+from packer.public import checked
 
 FIRST_TOKEN_S = 0.5
 """TTFT that a session expects of each answer, s."""
@@ -34,6 +35,7 @@ class Sessions:
     think_s: float = 30.0
     turn_tokens: float | None = None
 
+    @checked
     def __post_init__(self) -> None:
         for key, low, high in (("turns", 1.0, MAX_TURNS), ("think_s", 0.0, MAX_THINK_S)):
             checks.keep_real(self, key, low=low, high=high)

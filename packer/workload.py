@@ -86,6 +86,7 @@ class Workload:
     def _check(self) -> None:
         if not self.adapters:
             raise ValidationError("Expected a workload to have at least one adapter, got 0.")
+        checks.instance("name", self.name, str, "str(NAME)")
         for key, kind, made_by in _KINDS:
             if getattr(self, key) is not None:
                 checks.instance(key, getattr(self, key), kind, made_by)

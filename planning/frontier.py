@@ -19,6 +19,7 @@ from packer.plan import Plan, Status
 from packer.planning.assemble import versions
 from packer.profile import Profile
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import merged
 from packer.workload import Workload
@@ -135,6 +136,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     )
 
 
+@public
 def frontier(
     workload: Workload,
     profile: Kinds,

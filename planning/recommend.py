@@ -26,6 +26,7 @@ from packer.planning.loop import judged, planned
 from packer.planning.prove import bounded, told
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.room import Room
 from packer.solvers.base import Problem, limit_of
 from packer.solvers.evaluator import Evaluator
@@ -42,6 +43,7 @@ BEYOND_SERVERS = 5
 """Plans with more GPUs than needed are made until their servers add up to this number."""
 
 
+@public
 def recommend(
     workload: Workload,
     profile: Kinds,

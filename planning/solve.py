@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from packer import checks, registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import aligned, most_copies, moves_of
@@ -25,6 +23,7 @@ from packer.planning.verify import beyond_limits, twin_failures, verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.progress import Progress, silent
+from packer.public import public
 from packer.room import Room
 from packer.seeds import fresh
 from packer.solvers import by_model
@@ -52,7 +51,7 @@ SEARCHED = 0.7
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
 
-@registry.blaming_plugins()
+@public
 def solve(
     workload: Workload,
     profile: Kinds,
@@ -142,8 +141,8 @@ def solve(
         max_replicas=most_copies(old_bins) if max_replicas is None else max_replicas, seed=seed,
         time_limit_s=time_limit_s, old_bins=old_bins, progress=progress, stop=stop,
     )  # fmt: skip
-    solver, notes = (solver, ()) if solver else _usual(problem)
-    search = _fitting(problem, solver)
+    solver, notes = (solver, ()) if solver is not None else _usual(problem)
+    search = by_model.fitting(problem, solver)
     again = partial(
         solve, profile=profile, solver="greedy", predictor=predictor, confidence=confidence, margin=margin,
         max_replicas=problem.max_replicas, seed=seed, verify=False, with_headroom=False, stop=stop,
@@ -377,23 +376,3 @@ class SolverTask:
         if found.status is Status.INFEASIBLE or found.time_limit_reached:
             return {}
         return {"objective": objective, "gpus": found.n_gpus}
-
-
-def _fitting(problem: Problem, given: str | Solver) -> Solver:
-    """The solver given, by name or as an object. Raises `IncompatibleError`: it or the objective can't be used here."""
-    solver: Solver = registry.load("solver", given)() if isinstance(given, str) else given
-    checks.instance("the solver", solver, Solver, "packer.registry.load")
-    if problem.objective.spare and (len(problem.profiles) > 1 or problem.objective.fixed_gpus):
-        raise IncompatibleError(
-            "A spare GPU is planned for one kind of server, where the number of GPUs is free."
-        )
-    reason = problem.objective.supports(problem.profiles)
-    if reason is not None:
-        raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")
-    reason = by_model.supports(problem, solver)
-    if reason is not None:
-        raise IncompatibleError(
-            f"The solver {solver.name!r} can't take this problem (objective "
-            f"{problem.objective.name!r}): {reason}."
-        )
-    return solver

@@ -14,6 +14,7 @@ from packer.errors import PluginError, path_of, plugged, shown
 from packer.evaluation import FIGURES, FLAGS, Evaluation, Evaluations
 from packer.gpu import check_one_server
 from packer.profile import Profile
+from packer.public import public
 from packer.strategies import Predictor, TwinBased
 from packer.workload import Workload
 
@@ -21,6 +22,7 @@ SHARES = ("starvation_probability", "slo_attainment")
 """Figures that lie in [0, 1]."""
 
 
+@public
 def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int = 0) -> Predictor:
     """Load a predictor for a profile, by its name ("twin", "forest", …) or from a file.
 
@@ -81,6 +83,7 @@ def _possible(name: str, found: Evaluations) -> bool:
     return bool(ok[~found.memory_error].all())
 
 
+@public
 def evaluate_server(
     workload: Workload, server: Profile, *, max_loras: int, max_lora_rank: int | None = None,
     predictor: str | os.PathLike[str] | Predictor = "auto", seed: int = 0,

@@ -14,12 +14,14 @@ from itertools import combinations
 
 import numpy as np
 
+from packer import checks, registry
 from packer.bin import Bin
-from packer.errors import IncompatibleError, PluginError, shown
+from packer.errors import IncompatibleError, PluginError, ValidationError, shown
 from packer.gpu import base_model, serving
 from packer.moves import aligned, moves_of
 from packer.objectives.gpus import Gpus
 from packer.plan import Moves
+from packer.public import check_fields
 from packer.solvers.base import Problem, Solution, Solver, used_gpus
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
@@ -88,10 +90,43 @@ def supports(problem: Problem, solver: Solver) -> str | None:
     return None
 
 
+def fitting(problem: Problem, given: str | Solver) -> Solver:
+    """The solver given, by name or as an object.
+
+    Raises `IncompatibleError`: it or the objective can't be used here; `ValidationError`: the name of a strategy, or a
+    limit of the objective, breaks a rule.
+    """
+    solver: Solver = registry.load("solver", given)() if isinstance(given, str) else given
+    checks.instance("the solver", solver, Solver, "packer.registry.load")
+    names = {"objective": problem.objective.name, "solver": solver.name, "predictor": problem.evaluator.name}
+    for kind, name in names.items():
+        checks.name(f"the name of the {kind}", name)
+    for key, most in problem.objective.limits.items():
+        checks.real(f"{key}, a limit of the objective {problem.objective.name!r},", most, low=0.0)
+    if problem.objective.spare and (len(problem.profiles) > 1 or problem.objective.fixed_gpus):
+        raise IncompatibleError(
+            "A spare GPU is planned for one kind of server, where the number of GPUs is free."
+        )
+    reason = problem.objective.supports(problem.profiles)
+    if reason is not None:
+        raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")
+    reason = supports(problem, solver)
+    if reason is not None:
+        raise IncompatibleError(
+            f"The solver {solver.name!r} can't take this problem (objective "
+            f"{problem.objective.name!r}): {reason}."
+        )
+    return solver
+
+
 def _checked(solver: Solver, found: object) -> Solution:
     """Check that a solver, which may come from another package, returned a `Solution`."""
     if not isinstance(found, Solution):
         raise PluginError(f"Expected a Solution of {type(solver).__qualname__}.solve, got {shown(found)}.")
+    try:
+        check_fields(found)
+    except ValidationError as error:
+        raise PluginError(f"The solver {solver.name!r}: {error}") from None
     return found
 
 

@@ -12,6 +12,7 @@ from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import check_one_server
 from packer.profile import Profile
+from packer.public import public
 from packer.times import HOUR_S
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
 from packer.twin.run import Run
@@ -26,6 +27,7 @@ MAX_CONCURRENCY = 1_000_000
 MAX_BINS = 1_000_000
 
 
+@public
 def simulate(
     workload: Workload,
     profile: Profile,

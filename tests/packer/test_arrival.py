@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from packer.arrival import Arrivals, RequestTrace
+from packer.blocks import Blocks
 from packer.errors import ValidationError
 
 
@@ -41,6 +42,19 @@ def test_trace_takes_lists_of_whole_numbers() -> None:
         ValidationError, match=r"input_tokens .* row of whole numbers, got 20\.5 in place 1\."
     ):
         replace(good, **bad[0])
+
+
+def test_arrays_of_the_caller_stay_its_own() -> None:
+    """A trace takes nothing from the caller's arrays: they can be changed, and the trace stays as it was."""
+    starts, ids = np.array([0, 1, 2]), np.array([1, 2])
+    columns = [np.array([0.0, 1.0]), *(np.array([16, 16]) for _ in range(3))]
+    made = RequestTrace(*columns, blocks=Blocks(starts, ids, 16))
+    for column in (starts, ids, *columns):
+        column[:] = 7
+    assert made.time_s.tolist() == [0.0, 1.0]
+    assert made.adapter.tolist() == [16, 16]
+    assert made.blocks is not None
+    assert made.blocks.ids.tolist() == [1, 2]
 
 
 def test_trace_columns_are_frozen_and_checked() -> None:

@@ -312,7 +312,7 @@ class _Clock:
         acting: tuple[Any, ...] = (*ticks, *filter(None, [work.controller]))
         for one in acting:
             name = repr(getattr(one, "name", "controller"))
-            checks.real(f"period_s of {name}", one.period_s, low=0.0, open_low=True)
+            checks.real(f"period_s of {name}", one.period_s, low=1e-3)  # each turn takes time
         self._due_s = [float(each.period_s) for each in ticks]
         self._control_s = 0.0 if self.controller is not None else math.inf
         self.assigned_s = math.inf  # until when a static router has assigned requests

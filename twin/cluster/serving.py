@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
+from packer import checks
 from packer.arrays import BoolArray, Record
 from packer.change import Change
 from packer.cluster import Cluster
@@ -61,6 +62,8 @@ class Serving:
     ) -> None:  # fmt: skip
         if cluster.network_ms or any(math.isfinite(node.host_bytes) for node in cluster.nodes):
             raise IncompatibleError("Changes are simulated without network_ms and limits of host memory.")
+        if startup_s is not None:
+            checks.real("startup_s", startup_s, low=0.0)
         self.cluster, self.workload, self.startup_s = cluster, workload, startup_s
         self._ranks = np.asarray(slot_ranks, dtype=np.int64)
         self._index = {name: i for i, name in enumerate(workload.names)}
@@ -95,6 +98,7 @@ class Serving:
     def add(self, changes: Iterable[Change], now_s: float) -> None:
         """Queue changes; an error if one is late, names an unknown server or adapter, or needs a missing placement."""
         for change in changes:
+            checks.instance("a change", change, Change, "packer.Change(TIME_S, stop=(0,))")
             if change.time_s < now_s:
                 raise ValidationError(
                     f"Expected changes from {now_s:.6g} s on, got one at {change.time_s:.6g} s."

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer import checks, registry
+from packer.public import public
 from packer.arrays import FloatArray, IntArray
 from packer.change import Change, Controller
 from packer.cluster import Cluster
@@ -34,6 +35,7 @@ from packer.twin.simulate import check_client, ended_s, simulated_s
 from packer.workload import Workload
 
 
+@public
 def simulate_cluster(
     workload: Workload,
     cluster: Cluster,
@@ -91,9 +93,8 @@ def simulate_cluster(
     IncompatibleError
         The router can't serve this cluster, an engine can't do what the system says, or base models don't match.
     PluginError
-        A router raised, or returned a server that may not serve the adapter.
+        A plug-in raised, or a router returned a server that may not serve the adapter.
     """
-    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
     checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
     check_client(workload, max_outstanding, concurrency, paced)
@@ -108,8 +109,9 @@ def simulate_cluster(
     kinds = {kind.name: kind_setup(workload, kind, how, policy) for kind in cluster.kinds}
     slot_ranks = [kinds[kind].server.settings.max_lora_rank for kind in cluster.servers]
     now = replace(cluster, placement=None) if getattr(chosen, "relocates", False) else cluster
-    serving = Serving(now, workload, slot_ranks, changes, startup_s) if changes or controller else None
-    loads = controller is not None and cluster.placement is not None  # of any adapter, on any server
+    acts = controller is not None
+    serving = Serving(now, workload, slot_ranks, changes, startup_s) if changes or acts else None
+    loads = acts and cluster.placement is not None  # of any adapter, on any server
     held = replace(cluster, placement=None) if loads else ever_placed(now, changes)
     candidates = _candidates(held, workload, slot_ranks)
     own = server_setups(workload, cluster, kinds, candidates)

@@ -121,7 +121,8 @@ class Ticks(Idle):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"period_s": 0.0}, "period_s of 'idle' to be a finite number > 0, got 0.0"),
+        ({"period_s": 0.0}, r"period_s of 'idle' to be a finite number >= 0.001, got 0.0"),
+        ({"period_s": 1e-9}, r"period_s of 'idle' .*>= 0.001, got 1e-09"),
         ({"period_s": "a"}, "period_s of 'idle' .*got 'a'"),
         ({"moves": [7]}, "'idle', at 0.5 s, raised"),
         ({"moves": [Move(999, 0, keep=True)]}, "'idle', at 0.5 s, raised IndexError"),

@@ -1,0 +1,170 @@
+"""The edge of the Python API: errors that no check foresaw name the argument, or the plug-in, that caused them."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from inspect import signature
+from numbers import Integral
+from traceback import walk_tb
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from packer import checks
+from packer.errors import PackerError, ValidationError, shown
+
+C = TypeVar("C", bound=Callable[..., Any])
+WORDS: Mapping[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a finite number", "finite numbers"),
+    str: ("text", "texts"),
+    bool: ("True or False", "True or False"),
+    os.PathLike: ("a path", "paths"),
+    Callable: ("a function", "functions"),
+    type(None): ("None", "None"),
+}
+"""One value, and several values, of a type in messages."""
+
+
+def public(call: C) -> C:
+    """Decorate a function of the Python API: wrong arguments and plug-ins are named, whatever they lead to.
+
+    The function also raises `PluginError`: the code of a plug-in raised an error, or an argument that is a plug-in led
+    to one; `ValidationError`: an argument is not of its declared type. Errors of functions among the arguments pass.
+    """
+
+    @wraps(call)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = call(*args, **kwargs)
+        except PackerError:
+            raise
+        except (Exception, SystemExit) as error:
+            given = _given(call, args, kwargs)
+            codes = [getattr(each, "__code__", None) for each in given.values()]
+            if not any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
+                from packer.registry import blame
+
+                blame(error)
+                check_types(call, given, error)
+                blame(error, given.values())
+            raise
+        check_types(call, _given(call, args, kwargs))
+        return result
+
+    return guarded  # type: ignore[return-value]
+
+
+def _given(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return signature(call).bind(*args, **kwargs).arguments
+    except TypeError:  # arguments are missing, or have other names
+        return {}
+
+
+def checked(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Decorate `__post_init__` of a dataclass: other errors than packer's become a `ValidationError` that names the
+    first field that is not of its declared type, if there is one."""
+
+    @wraps(post_init)
+    def guarded(item: Any) -> None:
+        try:
+            post_init(item)
+        except PackerError:
+            raise
+        except Exception as error:
+            check_fields(item, error)
+            raise
+
+    return guarded
+
+
+def check_fields(item: Any, cause: BaseException | None = None) -> None:
+    """Raise `ValidationError` if a field of a dataclass is not of its declared type."""
+    kind = type(item)
+    given = {name: getattr(item, name) for name in kind.__dataclass_fields__ if hasattr(item, name)}
+    check_types(kind, given, cause, f" of {kind.__name__}")
+
+
+def check_types(
+    owner: Any, given: Mapping[str, object], cause: BaseException | None = None, of: str = ""
+) -> None:
+    """Raise `ValidationError` if a value is not of the type that the function or class `owner` declares for its name.
+
+    `of`: text after the name in the message.
+    """
+    hints = _hints(owner)
+    for name, value in given.items():
+        if name in hints and not _fits(value, hints[name]):
+            rule = f"Expected {name}{of} to be {_words(hints[name])}"
+            raise ValidationError(f"{rule}, got {shown(value)}.") from cause
+
+
+class _Names(dict[str, Any]):
+    """Names, of which those that are imported for type checkers alone stand for any type."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
+
+
+@cache
+def _hints(owner: Any) -> dict[str, Any]:
+    names = _Names(vars(builtins) | vars(sys.modules[owner.__module__]))
+    return get_type_hints(owner, localns=names)
+
+
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type of a hint, and the types of its parts: of a union, its alternatives."""
+    kind = get_origin(hint) or hint
+    return (Union if kind is UnionType else kind), get_args(hint)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parts = _parts(hint)
+    if kind is Union:
+        return any(_fits(value, each) for each in parts)
+    if kind is Literal:
+        return any(type(value) is type(each) and value == each for each in parts)
+    if kind in (int, float):
+        return checks.is_finite(value) and (kind is float or isinstance(value, Integral))
+    if not isinstance(kind, type) or kind is np.ndarray:
+        return True
+    try:
+        own = isinstance(value, kind | np.bool_ if kind is bool else kind)
+    except TypeError:  # a protocol for type checkers alone
+        return True
+    if not parts or not issubclass(kind, Iterable):
+        return own
+    if issubclass(kind, Mapping):
+        return own and all(_fits(key, parts[0]) and _fits(each, parts[1]) for key, each in value.items())
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        return False
+    if kind is tuple and parts[-1] is not ...:
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    return all(_fits(each, parts[0]) for each in value)
+
+
+def _words(hint: Any, many: bool = False) -> str:
+    """The values of a type in words."""
+    kind, parts = _parts(hint)
+    if kind in WORDS:
+        return WORDS[kind][many]
+    if kind is Union:
+        return " or ".join(dict.fromkeys(_words(each, many) for each in parts))
+    if kind is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if parts and issubclass(kind, Mapping):
+        of = f"{_words(parts[0], True)} to {_words(parts[1], True)}"
+        return f"mappings of {of}" if many else f"a mapping of {of}"
+    if parts and kind is tuple and parts[-1] is not ...:
+        of = ", ".join(map(_words, parts))
+        return f"tuples ({of})" if many else f"a tuple ({of})"
+    if parts and issubclass(kind, Iterable) and kind is not np.ndarray:
+        return f"sequences of {_words(parts[0], True)}" if many else f"a sequence of {_words(parts[0], True)}"
+    name = getattr(kind, "__name__", str(kind))
+    return f"{name} objects" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
