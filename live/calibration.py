@@ -41,7 +41,7 @@ SERVERS: tuple[Settings, ...] = (Settings(8, 16), Settings(32, 8), Settings(8, 6
 def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
     """Return the options of a server, with emulated slot memory if the launch file has it."""
     kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
-    folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.name != BASE)
+    folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.rank)
     return ServerOptions(tuple(folders), settings, kv_bytes)
 
 
@@ -77,7 +77,7 @@ def sessions(launch: Launch, servers: Sequence[Settings] = SERVERS, *, seed: int
         loras, rank = settings.max_loras, settings.max_lora_rank
         ranks = [r for r in checks.SLOT_RANKS if 8 <= r <= rank] or [rank]
         adapters = [Adapter(f"c{i}", ranks[-1 - i % len(ranks)], 1.0) for i in range(2 * loras)]
-        probes = _bursts(launch, adapters, loras, rank)
+        probes = _bursts(launch, adapters, loras)
         if launch.step_log:  # every step logs its own batch: bursts need not be kept apart
             probes = [in_a_row("probes", probes, BURST_PAUSE_S)]
         tasks = [*probes, *_mixes(launch, adapters, seed + 10 * k)]
@@ -102,8 +102,8 @@ def in_a_row(key: str, tasks: Sequence[Task], pause_s: float) -> Task:
     return _replay(key, list(adapters.values()), RequestTrace.joined(parts), start)
 
 
-def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int, rank: int) -> list[Task]:
-    base = Adapter(BASE, rank, 1.0)
+def _bursts(launch: Launch, adapters: Sequence[Adapter], loras: int) -> list[Task]:
+    base = Adapter(BASE, 0, 1.0)
     tasks = []
     for batch in (b for b in BURST_BATCHES if b <= launch.engine.max_num_seqs):
         tasks.append(burst(launch, f"decode-{batch}-base", [base], batch))
@@ -166,17 +166,17 @@ def calibrate_url(
     Raises `LiveError`: the server does not answer, or serves no adapters.
     """
     where = Address(where.rstrip("/")) if isinstance(where, str) else where
-    served = served_models(where)
-    if len(served) < 2:
+    base, served = served_models(where)
+    if not base or not served:
         raise LiveError(
-            f"{where.url} serves {len(served)} models: expected the base model and at least one adapter."
+            f"{where.url} serves {len(base + served)} models: expected the base model and at least one adapter."
         )
     launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
     loras, rank = settings.max_loras, settings.max_lora_rank
-    adapters = [Adapter(name, rank, 1.0) for name in served[1:]]
-    tasks = (*_bursts(launch, adapters, loras, rank), *_mixes(launch, adapters, seed))
+    adapters = [Adapter(name, rank, 1.0) for name in served]
+    tasks = (*_bursts(launch, adapters, loras), *_mixes(launch, adapters, seed))
     session = Session("url", ServerOptions((), settings), tasks)
-    endpoint = Endpoint(where.url, base=served[0], authorization=where.authorization)
+    endpoint = Endpoint(where.url, base=base[0], authorization=where.authorization)
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress, endpoint=endpoint)
     with claimed(folder):
         outcomes = campaign.run([session])
@@ -230,14 +230,14 @@ def from_client(outcome: Outcome) -> from_log.Observations:
     if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
         n, used = len(load.done), np.unique(load.adapter[load.done])
         names = [task.workload.adapters[i] for i in used]
-        real = [a for a in names if a.name != BASE]
+        real = [a for a in names if a.rank]
         context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
         ranks = float(sum(a.rank for a in real))
         # In a burst, each step gives each of the n requests one gap.
         gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
         rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
     elif load is not None and task.key.startswith("prefill-1-"):
-        real = [a for a in task.workload.adapters if a.name != BASE]
+        real = [a for a in task.workload.adapters if a.rank]
         ranks = float(sum(a.rank for a in real))
         for i in load.done:
             ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)

@@ -22,7 +22,7 @@ from packer.live.metrics import summarise
 from packer.live.results import read_result
 from packer.live.server import Failure, LiveServer, ServerOptions
 from packer.live.step_log import read_steps
-from packer.live.task import BASE, Endpoint, Outcome, Session, Task
+from packer.live.task import Endpoint, Outcome, Session, Task
 from packer.progress import Progress, silent
 from packer.words import listed
 
@@ -189,7 +189,7 @@ class Campaign:
         launch = self.launch
         return LoadJob(
             url=endpoint.url,
-            models=tuple(endpoint.base if n == BASE else n for n in task.workload.names),
+            models=tuple(each.name if each.rank else endpoint.base for each in task.workload.adapters),
             requests=task.requests(launch.engine.max_model_len),
             duration_s=task.duration_s,
             drain_s=task.drain_s,

@@ -159,26 +159,35 @@ def _version(where: Address) -> Check:
     return Check("version", True, f"vLLM {version}")
 
 
-def served_models(where: Address) -> list[str]:
-    """Names of the models that the server serves, perhaps none; raises `LiveError` without an answer."""
+def served_models(where: Address) -> tuple[list[str], list[str]]:
+    """Names of the base model and of the adapters that the server serves, perhaps none.
+
+    vLLM's adapters have a parent; of a list without parents, the first name is the base model's.
+    Raises `LiveError`: no answer, or an error.
+    """
     status, text = get(where, "/v1/models")
     if not status:
         raise LiveError(f"{where.url} can't be reached: {text}.")
     if status != 200:
         raise LiveError(f"{where.url}/v1/models answers {_answer(status, text)}.")
     try:
-        return [str(item["id"]) for item in parse_json(text)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return []
+        cards = {
+            str(item["id"]): item.get("parent", "parent" not in item) for item in parse_json(text)["data"]
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return [], []
+    if next(iter(cards.values()), None) is True:
+        cards[next(iter(cards))] = None
+    return [name for name in cards if not cards[name]], [name for name in cards if cards[name]]
 
 
 def _models(where: Address) -> Check:
     try:
-        names = served_models(where)
+        n = len(served_models(where)[1])
     except LiveError as error:
         return Check("adapters", False, str(error).rstrip("."))
-    fix = "" if len(names) > 1 else "vllm serve … --enable-lora --lora-modules name=path …"
-    return Check("adapters", len(names) > 1, f"{max(len(names) - 1, 0)} adapters beside the base model", fix)
+    fix = "" if n else "vllm serve … --enable-lora --lora-modules name=path …"
+    return Check("adapters", n > 0, f"{n} adapters beside the base model", fix)
 
 
 def _metrics(where: Address) -> Check:

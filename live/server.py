@@ -74,12 +74,11 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
         "port": port,
         **engine_flags(engine),
         "block-size": engine.block_size,  # vLLM's default is not 16 on every device
-        "enable-lora": True,
-        "max-loras": slots,
-        "max-lora-rank": options.settings.max_lora_rank,
-        "max-cpu-loras": max(host_adapters, slots),
-        "lora-modules": [f"{name}={path}" for name, path in options.adapters],
     }
+    if options.adapters:
+        flags |= {"enable-lora": True, "max-loras": slots, "max-lora-rank": options.settings.max_lora_rank}
+        flags["max-cpu-loras"] = max(host_adapters, slots)
+        flags["lora-modules"] = [f"{name}={path}" for name, path in options.adapters]
     if options.kv_cache_bytes is not None:
         flags["kv-cache-memory-bytes"] = options.kv_cache_bytes
     if launch.step_log:

@@ -15,7 +15,7 @@ from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
 
 BASE = "base"
-"""Name of the base model on servers started here; an adapter of this name in a workload means no adapter."""
+"""Name of the base model on servers started here; adapters of rank 0 in a workload are requests to it."""
 
 
 @dataclass(frozen=True)

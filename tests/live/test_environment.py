@@ -12,11 +12,14 @@ from click.testing import CliRunner
 
 from packer.cli import cli, run
 from packer.errors import FileFormatError, LiveError
+from packer.io.web import Address
 from packer.live import environment, setup
-from packer.live.environment import VllmEnvironment, find_vllm, probe
+from packer.live.environment import VllmEnvironment, find_vllm, probe, served_models
 from packer.live.launch import launch_text, read_launch
 from packer.live.setup import KV_BUDGET_BYTES, TINY, setup_gpu, tiny_launch
 from packer.settings import Settings
+from tests.live.faults import models
+from tests.live.stand_in import StandIn
 
 
 @pytest.fixture
@@ -64,6 +67,25 @@ def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not checks["vLLM"]["ok"]
     assert "packer live setup-cpu" in checks["vLLM"]["fix"]
     assert checks["aiohttp"]["ok"]
+
+
+def test_further_names_of_the_base_model_are_no_adapters() -> None:
+    """vLLM's adapters have a parent; a gateway's list has none, and begins with the base model."""
+    server = StandIn()
+    lists: tuple[tuple[dict[str, object], ...], ...] = (
+        ({"id": "m", "parent": None}, {"id": "alias", "parent": None}, {"id": "a", "parent": "m"}),
+        ({"id": "m"}, {"id": "a"}),
+        ({"id": "a", "parent": "m"},),
+        (),
+    )
+    try:
+        found = []
+        for cards in lists:
+            server.raw = {"/v1/models": models(*cards)}
+            found.append(served_models(Address(server.url)))
+    finally:
+        server.close()
+    assert found == [(["m", "alias"], ["a"]), (["m"], ["a"]), ([], ["a"]), ([], [])]
 
 
 def test_setup_tells_scripts_where_the_launch_file_is(

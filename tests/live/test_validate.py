@@ -20,12 +20,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.cli import cli
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.files import claimed
 from packer.live.launch import Launch
+from packer.live.server import command_line
+from packer.live.task import Endpoint
 from packer.live.validate import COMPARED, Validation, ValidationSpec, difference
 from packer.operate.real import figures_of, measure_plans
 from packer.plan import Plan, Status
@@ -80,6 +83,17 @@ def test_each_bin_is_measured_and_predicted(
     figure = validation_figure(reports, "t")
     titles = [panel.title for panel in figure.panels]
     assert "server 1: requests running" in titles
+
+
+def test_requests_to_the_base_model_need_no_adapter(launch: Launch, profile: Profile, tmp_path: Path) -> None:
+    """Adapters of rank 0 are requests to the base model, whatever they are called: none is loaded, LoRA may be off."""
+    bins = [Bin((0, 1), Settings(1, 8), profile), Bin((0,), Settings(1, 8), profile)]
+    fleet = Workload([Adapter("llama", 0, 10.0), Adapter("a", 8, 10.0)])
+    job = Validation(launch, fleet, bins, tmp_path, ValidationSpec(0.3))
+    session = job.session(0)
+    assert [name for name, _ in session.options.adapters] == ["a"]
+    assert job._campaign(0, ()).job(Endpoint("http://x"), session.tasks[0]).models == ("base", "a")
+    assert not re.search("lora", " ".join(command_line(launch, job.session(1).options, 1)))
 
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
