@@ -162,17 +162,8 @@ def _compare_systems(
     from packer.operate.verdict import not_started, verdict
     from packer.twin.cluster.system import judged, load_system
 
-    of_plans = (
-        "solvers",
-        "objectives",
-        "predictors",
-        "sizes",
-        "gpus",
-        "max_replicas",
-        "margin",
-        "time_limit_s",
-    )
-    refuse_unused("--cluster", (*of_plans, "real", "plot", "profile_name"))
+    of_plans = ("solvers", "objectives", "predictors", "sizes", "gpus", "max_replicas", "margin")
+    refuse_unused("--cluster", (*of_plans, "time_limit_s", "real", "plot", "profile_name"))
     if not systems.size:
         refuse_without("--size", ("share",))
     out.check_tables(compared.output, endings=(".json",))

@@ -40,9 +40,7 @@ NO_PROFILE = dict.fromkeys(
 )
 """Options of other commands that are refused if a command takes one profile, with the reason."""
 ENGINE_SETTINGS: Readers = {
-    "max-num-seqs": numbers(int),
-    "max-model-len": numbers(int),
-    "max-num-queued-reqs": numbers(int),
+    **dict.fromkeys(("max-num-seqs", "max-model-len", "max-num-queued-reqs"), numbers(int)),
     "gpu-memory-utilization": numbers(float),
     "vllm-version": lambda text: (text,),
     "block-size": numbers(int),

@@ -25,12 +25,8 @@ DEFAULT_PREDICTOR = "auto"
 REPLAY = "replay"
 """Value of --load that replays the requests of a trace unchanged."""
 TO_PRINT = (
-    "packer.report.context",
-    "packer.report.energy",
-    "packer.report.prefixes",
-    "rich.console",
-    "rich.table",
-)
+    *(f"packer.report.{name}" for name in ("context", "energy", "prefixes")), "rich.console", "rich.table",
+)  # fmt: skip
 """Modules that printing a plan needs."""
 
 

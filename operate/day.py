@@ -141,9 +141,7 @@ class Schedule:
             "periods": [
                 {
                     "periods": list(each.names),
-                    "start_s": each.start_s,
-                    "end_s": each.end_s,
-                    "gpus": each.gpus,
+                    **{name: getattr(each, name) for name in ("start_s", "end_s", "gpus")},
                     "moved": list(each.moved),
                     "servers": [
                         {

@@ -214,24 +214,12 @@ def evaluate_plan(
         kept, reasons = _rare(looked, changed), ()
     whole = not unplaced and bool(found.feasible.all()) and kept
     evaluated = Plan(
-        changed.workload,
-        changed.bins,
-        found,
-        Status.FEASIBLE if whole else Status.INFEASIBLE,
-        plan.objective,
-        plan.solver,
-        evaluator.name,
-        headroom=(None,) * len(changed.bins),
-        reasons=reasons,
-        unplaced=tuple(unplaced),
-        verified=whole if evaluator.name == "twin" else None,
-        runtime_s=plan.runtime_s,
-        seed=hours.seed,
-        versions=versions(profiles),
-        limits=plan.limits,
-        evaluated_s=duration_s or 0.0,
-        statistics={"rate_factor": rate_factor, "lost": list(lose)},
-    )
+        changed.workload, changed.bins, found, Status.FEASIBLE if whole else Status.INFEASIBLE,
+        plan.objective, plan.solver, evaluator.name, headroom=(None,) * len(changed.bins), reasons=reasons,
+        unplaced=tuple(unplaced), verified=whole if evaluator.name == "twin" else None,
+        runtime_s=plan.runtime_s, seed=hours.seed, versions=versions(profiles), limits=plan.limits,
+        evaluated_s=duration_s or 0.0, statistics={"rate_factor": rate_factor, "lost": list(lose)},
+    )  # fmt: skip
     if duration_s is None:
         progress("headroom", 1, 2)
         evaluated = with_room(evaluated, evaluator, hours=hours)

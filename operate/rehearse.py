@@ -81,9 +81,7 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {
-            "hours": self.hours,
-            "hindsight_gpu_hours": self.hindsight_gpu_hours,
-            "fewest_loads": self.fewest_loads,
+            **{name: getattr(self, name) for name in ("hours", "hindsight_gpu_hours", "fewest_loads")},
             "outcomes": [vars(each) for each in self.outcomes],
             "sources": self.sources,
             "changes": list(self.log),
@@ -231,12 +229,8 @@ def rehearse(
     lost = int(expected) + int(rng.random() < expected % 1.0)
     times = np.sort(rng.uniform(0.0, length_s, lost)).tolist()
     steady = fleet.with_arrivals(Arrivals())
-    given: dict[str, Any] = {
-        "duration_s": length_s,
-        "seed": seed,
-        "timeline_bin_s": 3600.0,
-        "startup_s": startup_s,
-    }
+    given: dict[str, Any] = {"duration_s": length_s, "seed": seed, "timeline_bin_s": 3600.0}
+    given["startup_s"] = startup_s
 
     def run(name: str, cluster: Cluster, inside: Controller | None, **more: Any) -> Rehearsed:
         progress(name, 0, 0)

@@ -172,16 +172,9 @@ class Comparison:
             # A solver that chooses the number of GPUs minimises it; its latency is compared all the same.
             aim = goal if spreads or not goal.fixed_gpus else load_objective("gpus")
             plan = solve(
-                fleet,
-                self.profile,
-                aim,
-                solver=solver,
-                predictor=predictor,
-                max_gpus=gpus,
-                seed=self.seed,
-                verify=False,
-                **self.options,
-            )
+                fleet, self.profile, aim, solver=solver, predictor=predictor, max_gpus=gpus, seed=self.seed,
+                verify=False, **self.options,
+            )  # fmt: skip
         except (ModelError, VerificationError) as error:
             # A failed combination must not end the comparison.
             return replace(result, failed=str(error))
@@ -193,13 +186,8 @@ class Comparison:
         reference = PlanFigures.of("twin", fleet, plan.bins, twin.evaluate(fleet, plan.bins))
         predicted = PlanFigures.of(predictor, fleet, plan.bins, plan.evaluations)
         failing = twin_failures(fleet, plan.bins, twin=twin, objective=goal)
-        return replace(
-            result,
-            plan=replace(plan, verified=not failing),
-            predicted=predicted,
-            reference=reference,
-            failures=_beyond(reference, len(failing), goal.name),
-        )
+        plan, failures = replace(plan, verified=not failing), _beyond(reference, len(failing), goal.name)
+        return replace(result, plan=plan, predicted=predicted, reference=reference, failures=failures)
 
 
 def _beyond(reference: PlanFigures, failing: int, objective: str) -> tuple[str, ...]:

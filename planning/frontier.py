@@ -105,20 +105,12 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     beyond = bool(starving) or not job.kept.holds_in(bins, job.kept.planned)
     holds = job.kept.holds(bins, job.spare)
     plan = Plan(
-        job.workload,
-        tuple(bins),
-        figures,
-        Status.INFEASIBLE if starving else Status.FEASIBLE,
-        objective="gpus",
-        solver="frontier",
-        predictor="twin",
-        objective_value=(float(sum(item.gpus for item in bins)),),
-        margin=None if job.replayed else job.margin,
-        adapters=adapters,
-        runtime_s=job.elapsed_s(),
-        seed=job.seed,
+        job.workload, tuple(bins), figures, Status.INFEASIBLE if starving else Status.FEASIBLE,
+        objective="gpus", solver="frontier", predictor="twin", margin=None if job.replayed else job.margin,
+        objective_value=(float(sum(item.gpus for item in bins)),), adapters=adapters,
+        runtime_s=job.elapsed_s(), seed=job.seed,
         versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
-    )
+    )  # fmt: skip
     return FrontierPoint(
         len(bins),
         float(np.quantile(requests, 0.95)) if len(requests) else math.nan,

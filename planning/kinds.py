@@ -62,13 +62,8 @@ class Option:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {
-            "model": self.model,
-            "kinds": self.kinds,
-            "gpus": self.plan.n_gpus,
-            "price_per_hour": self.plan.price_per_hour,
-            "holds": self.holds,
-        }
+        figures = {"gpus": self.plan.n_gpus, "price_per_hour": self.plan.price_per_hour}
+        return {"model": self.model, "kinds": self.kinds, **figures, "holds": self.holds}
 
 
 def cheapest(found: Sequence[Option]) -> Option:

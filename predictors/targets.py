@@ -38,15 +38,8 @@ class Target:
         return base * np.exp(np.clip(correction, -LARGEST_CORRECTION, LARGEST_CORRECTION))
 
 
-TARGETS = (
-    Target("served_share", "served_estimate"),
-    Target("mean_itl_ms", "step"),
-    Target("p99_itl_ms", "step"),
-    Target("mean_tpot_ms", "step"),
-    Target("mean_ttft_ms", "step"),
-    Target("median_ttft_ms", "step"),
-    Target("p99_ttft_ms", "step"),
-)
+_TIMES = ("mean_itl_ms", "p99_itl_ms", "mean_tpot_ms", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
+TARGETS = (Target("served_share", "served_estimate"), *(Target(name, "step") for name in _TIMES))
 OUTPUTS = (STARVED, *(target.name for target in TARGETS), STABLE)
 """Outputs of a model, in order: the log odds of starvation (before calibration), the corrections, and a number that is
 above 0 if the queue does not grow."""

@@ -56,13 +56,8 @@ def parts(problem: Problem) -> list[Part]:
         number = {i: k for k, i in enumerate(index)}
         old = [k for k, item in enumerate(problem.old_bins) if set(item.adapters) <= number.keys()]
         bins = tuple(item for k in old if (item := problem.old_bins[k].renumbered(number)) is not None)
-        own = replace(
-            problem,
-            workload=mine,
-            profiles=profiles,
-            objective=problem.objective.anchored(bins),
-            old_bins=bins,
-        )
+        aim = problem.objective.anchored(bins)
+        own = replace(problem, workload=mine, profiles=profiles, objective=aim, old_bins=bins)
         found.append(Part(index, own, tuple(old)))
     return sorted(found, key=_urgency)
 

@@ -83,20 +83,13 @@ class Sweep:
         n, factor, max_loras = point
         fleet = fleet_of(self.workload, n, self.seed)
         fleet = fleet if factor == 1.0 else fleet.scaled(factor)
-        sim = simulate(
-            fleet,
-            self.profile,
-            max_loras=max_loras,
-            max_lora_rank=self.max_lora_rank,
-            duration_s=self.duration_s,
-            seed=self.seed,
-        )
+        slots: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": self.max_lora_rank}
+        sim = simulate(fleet, self.profile, **slots, duration_s=self.duration_s, seed=self.seed)
         verdict = verdict_of(sim)
         return {
             "adapters": n,
             "rate_factor": factor,
-            "max_loras": max_loras,
-            "max_lora_rank": self.max_lora_rank,
+            **slots,
             "memory_error": sim.status == "memory_error",
             "starved": sim.starved,
             **{name: getattr(sim, name) for name in COLUMNS},
@@ -118,10 +111,8 @@ def sweep_frame(rows: Iterable[dict[str, Any]]) -> pl.DataFrame:
     kinds = {
         "adapters": pl.Int64,
         "rate_factor": pl.Float64,
-        "max_loras": pl.Int64,
-        "max_lora_rank": pl.Int64,
-        "memory_error": pl.Boolean,
-        "starved": pl.Boolean,
+        **dict.fromkeys(("max_loras", "max_lora_rank"), pl.Int64),
+        **dict.fromkeys(("memory_error", "starved"), pl.Boolean),
         **dict.fromkeys(COLUMNS, pl.Float64),
         **dict.fromkeys(("kv_cache_tokens", "preemptions", "adapter_loads"), pl.Int64),
         **dict.fromkeys(("verdict", "limited_by"), pl.String),

@@ -31,17 +31,12 @@ ONE_SERVER = ("profile", "calibrated", "max_loras", "max_lora_rank")
 def summary(run: Run) -> dict[str, Any]:
     """See `Run.to_dict`."""
     values: dict[str, Any] = {
-        "status": run.status,
-        "status_reason": run.status_reason,
-        "starved": run.starved,
-        "stable": run.stable,
+        **{name: getattr(run, name) for name in ("status", "status_reason", "starved", "stable")},
         "profile": run.profile.name,
         "calibrated": run.profile.calibrated,
         "workload": run.workload.name,
         "adapters": len(run.workload),
-        "max_loras": run.max_loras,
-        "max_lora_rank": run.max_lora_rank,
-        "kv_cache_tokens": run.kv_cache_tokens,
+        **{name: getattr(run, name) for name in ("max_loras", "max_lora_rank", "kv_cache_tokens")},
         "duration": run.duration_s,
         "seed": run.seed,
     }
@@ -77,10 +72,8 @@ def requests_frame(sim: Run) -> pl.DataFrame:
         "adapter": pl.Series(names[raw.requests.adapter].tolist(), dtype=pl.String),
         "server": sim.server_of_requests,
         "sent_s": raw.requests.time_s,
-        "first_s": raw.first_s,
-        "finish_s": raw.finish_s,
-        "input_tokens": raw.requests.input_tokens,
-        "output_tokens": raw.requests.output_tokens,
+        **{name: getattr(raw, name) for name in ("first_s", "finish_s")},
+        **{name: getattr(raw.requests, name) for name in ("input_tokens", "output_tokens")},
     }
     frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
     return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
@@ -100,8 +93,7 @@ def timeline_frame(sim: Run) -> pl.DataFrame:
             "waiting": table["waiting"] / width,
             "kv_usage": table["kv_blocks"] / width / blocks,
             "active_adapters": table["adapters"] / width,
-            "prefill_tokens": table["prefill"].astype(np.int64),
-            "decode_tokens": table["decode"].astype(np.int64),
+            **{f"{kind}_tokens": table[kind].astype(np.int64) for kind in ("prefill", "decode")},
             "preemptions": table["preempted"].astype(np.int64),
         }
     )

@@ -158,15 +158,9 @@ def evaluate_until_clear(
 
     def run(duration_s: float, run_seed: int, watch: Watch | None = None) -> Run:
         return simulate(
-            workload,
-            profile,
-            **asdict(settings),
-            duration_s=duration_s,
-            seed=run_seed,
-            max_outstanding=max_outstanding,
-            timeline_bin_s=duration_s,
-            watch=watch,
-        )
+            workload, profile, **asdict(settings), duration_s=duration_s, seed=run_seed,
+            max_outstanding=max_outstanding, timeline_bin_s=duration_s, watch=watch,
+        )  # fmt: skip
 
     short_s = max(SCREENING_S, enough_s)
     # Without a slot for each adapter a pace is never steady: the short run only suffices for a calm server.

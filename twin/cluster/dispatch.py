@@ -266,14 +266,8 @@ class Dispatch:
         """Return the server that a Python router chooses for a request, or HOLD."""
         a = int(servers.adapter[r])
         router = cast("ReadingRouter", self.router)  # checking its type costs more than its decision
-        request = Request(
-            r,
-            a,
-            int(servers.ranks[a]),
-            int(servers.prompt[r]),
-            float(servers.sent_s[r]),
-            int(servers.output[r]),
-        )
+        sent_s, prompt, output = float(servers.sent_s[r]), int(servers.prompt[r]), int(servers.output[r])
+        request = Request(r, a, int(servers.ranks[a]), prompt, sent_s, output)
         try:
             s = router.route(request, view)
         except Exception as error:

@@ -198,16 +198,8 @@ class Serving:
         # The initial state has the time of the first scrape after a start at 0.
         server.scrape_s += now_s
         known = servers.adapters[s].copy()
-        for part in (
-            servers.adapters,
-            servers.heaps,
-            servers.phase,
-            servers.ends,
-            servers.sets,
-            servers.members,
-            servers.series,
-        ):
-            part[s] = 0
+        for part in ("adapters", "heaps", "phase", "ends", "sets", "members", "series"):
+            getattr(servers, part)[s] = 0
         for name in rows.WHAT_IT_IS:
             servers.adapters[name][s] = known[name]
         seen = servers.adapters[s, 1 : servers.seen[s] + 1]

@@ -89,11 +89,8 @@ class Setup:
 
 
 OFF: dict[str, Any] = {
-    "block_size": 1,
-    "prefix_caching": False,
-    "async_scheduling": False,
-    "max_num_queued_reqs": None,
-}
+    "block_size": 1, "prefix_caching": False, "async_scheduling": False, "max_num_queued_reqs": None,
+}  # fmt: skip
 """Values of vLLM's settings for an engine that does not read them."""
 
 
