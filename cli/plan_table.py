@@ -14,6 +14,7 @@ from packer.errors import UnknownNameError
 from packer.evaluation import PLAN_FIGURES, AdapterFigures
 from packer.io.frames import pl
 from packer.moves import by_adapter
+from packer.profile import labelled
 from packer.room import grouped, room_rows, spans
 from packer.words import by_rank, counted, money, number, plural
 
@@ -122,8 +123,9 @@ def _raised(plan: packer.Plan) -> str:
 
 
 def _gpus(plan: packer.Plan) -> Table:
-    several = len({item.profile for item in plan.bins}) > 1
-    one_model = len({item.profile.name.partition("/")[2] for item in plan.bins}) == 1
+    labels = labelled(item.profile for item in plan.bins)
+    several, gpus = len(labels) > 1, {label.partition("/")[0] for label in labels.values()}
+    short = len({label.partition("/")[2] for label in labels.values()}) == 1 and len(gpus) == len(labels)
     columns = ["server", *(["kind"] if several else []), "adapters by rank", "max_loras × rank"]
     width = console().width
     shown = _FIGURES if width >= WIDE else _FIGURES[:-1] if width >= NARROW else _FIGURES[2:-1]
@@ -132,7 +134,7 @@ def _gpus(plan: packer.Plan) -> Table:
     rows, headroom = [], plan.headroom_words
     for k, item in enumerate(plan.bins):
         row, split = plan.evaluations[k], sum(share < 1.0 for share in item.shares)
-        kind = item.profile.name.partition("/")[0] if one_model else item.profile.name
+        kind = labels[item.profile].partition("/")[0] if short else labels[item.profile]
         ranks = by_rank(plan.workload.ranks[list(item.adapters)].tolist())
         held = f"{ranks} ({split}×shared)" if split else ranks
         slots = f"{item.max_loras} × {item.max_lora_rank}"

@@ -25,7 +25,7 @@ from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.replicas import Replicas
 from packer.planning.solve import solve
-from packer.profile import Profile
+from packer.profile import Profile, labelled
 from packer.solvers.base import limit_of
 from packer.solvers.evaluator import raised_words
 from packer.twin.margin import MIXED
@@ -90,7 +90,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
     """
     started = time.monotonic()
     end_s = started + checks.time_limit(asked.time_limit_s)
-    by_model = serving(workload, profiles)
+    by_model, labels = serving(workload, profiles), labelled(profiles)
     margins = {each: asked.margin_of(each) for offered in by_model.values() for each in offered}
     # Searches that are left, the next one included: it gets that part of the time.
     left = count(sum(len(offered) + (len(offered) > 1) for offered in by_model.values()), -1)
@@ -114,7 +114,9 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             task = Deployment(begun(own, profile))
             plan = planned(task)
             parts |= {i: max(n or 1, parts.get(i) or 1) for i, n in task.job.parts.parts.items()}
-            found.append(Option(model, profile.name, plan, plan.status is not Status.INFEASIBLE, task.told))
+            found.append(
+                Option(model, labels[profile], plan, plan.status is not Status.INFEASIBLE, task.told)
+            )
         if len(offered) > 1:
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}
@@ -122,7 +124,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             mix = Mix(job, profiles=kinds, margins=mine, parts=parts)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
-                names = " + ".join(sorted({item.profile.name for item in mixed.bins}))
+                names = " + ".join(sorted({labels[item.profile] for item in mixed.bins}))
                 found.append(Option(model, names, completed(mix, mixed), holds=True, told=mix.told))
         options += found
         chosen.append((index, cheapest(found)))

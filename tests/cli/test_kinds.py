@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from packer.cli import run
+from packer.cli.output import Table
 from packer.cli.plan_table import plan_lines
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile, write_profile
@@ -86,3 +87,16 @@ def test_a_bound_on_cost_is_a_price(toy_plan: Callable[..., Plan]) -> None:
     )
     status = next(line for line in plan_lines(plan) if str(line).startswith("Status"))
     assert "; $3.80 per hour, at least $2.73" in str(status)
+
+
+def test_servers_of_profiles_of_one_name_are_told_apart(toy_plan: Callable[..., Plan]) -> None:
+    """The table of a plan says which server is of which profile, also where both have the same name."""
+    plan = toy_plan(("a", "b"))
+    one, other = plan.bins
+    dear = replace(other.profile, gpu=replace(other.profile.gpu, price_per_hour=9.0))
+    table = next(
+        each
+        for each in plan_lines(replace(plan, bins=(one, replace(other, profile=dear))))
+        if isinstance(each, Table)
+    )
+    assert [row[1] for row in table.rows] == [one.profile.name, f"{one.profile.name} (2)"]

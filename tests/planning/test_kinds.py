@@ -84,6 +84,13 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
     ]
 
 
+def test_kinds_of_one_name_are_told_apart() -> None:
+    """Profiles that differ in price alone, as reserved and on-demand GPUs, have a number after their name."""
+    found = recommend(fleet(2, (None,)), [priced(LLAMA, 3.0), priced(LLAMA, 2.0)], margin=0.05, verify=False)
+    told = [(row["kinds"], row["price_per_hour"]) for row in found.kinds]
+    assert told == [(LLAMA.name, 3.0), (f"{LLAMA.name} (2)", 2.0)]
+
+
 def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
     """A plan for several models whose rates were not raised has no margin, as one for a single model has none."""
     replayed = replace(two_models, margin=None)
