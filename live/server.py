@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from packer.errors import LiveError
-from packer.export.quoting import words
+from packer.export.quoting import json_text, words
 from packer.export.servers import engine_flags
 from packer.io.web import Address, ask
 from packer.live import inside
@@ -78,7 +78,7 @@ def command_line(launch: Launch, options: ServerOptions, port: int) -> list[str]
     if options.adapters:
         flags |= {"enable-lora": True, "max-loras": slots, "max-lora-rank": options.settings.max_lora_rank}
         flags["max-cpu-loras"] = max(host_adapters, slots)
-        flags["lora-modules"] = [f"{name}={path}" for name, path in options.adapters]
+        flags["lora-modules"] = [json_text({"name": name, "path": path}) for name, path in options.adapters]
     if options.kv_cache_bytes is not None:
         flags["kv-cache-memory-bytes"] = options.kv_cache_bytes
     if launch.step_log:

@@ -138,7 +138,7 @@ def serving(commands: tuple[str, ...]) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = ["--port", str(port), "--lora-modules", "x=x", "y=y"]
+    flags = ["--port", str(port), "--lora-modules", '{"name": "x"}', '{"name": "y"}']
     server = subprocess.Popen([sys.executable, str(FAKE_SERVER), *flags], stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}"

@@ -75,8 +75,9 @@ class Stack:
         settings = packer.load_profile(str(PROFILE)).settings(SLOTS, RANK)
         emulated = launch.emulation
         kv_bytes = None if emulated is None else emulated.kv_bytes(settings)
-        words = command_line(launch, ServerOptions((), settings, kv_bytes), SERVERS[k])
-        words.remove("--lora-modules")
+        words = command_line(launch, ServerOptions((("", ""),), settings, kv_bytes), SERVERS[k])
+        at = words.index("--lora-modules")
+        del words[at : at + 2]
         words[words.index("--max-cpu-loras") + 1] = str(MOST_ADAPTERS)
         with (self.folder / f"server-{k}.log").open("ab") as log:
             process = subprocess.Popen(

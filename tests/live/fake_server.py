@@ -54,7 +54,7 @@ class Fake:
         fault = os.environ.get("FAKE_FAULT", "")
         self.fault, _, self.detail = fault.partition(":")
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0.002"))
-        self.names = ["base", *(part.partition("=")[0] for part in arguments.lora_modules)]
+        self.names = ["base", *(json.loads(part)["name"] for part in arguments.lora_modules)]
         self.running = self.tokens = self.answered = self.looks = 0
 
     async def _health(self, _request: web.Request) -> web.Response:

@@ -150,7 +150,7 @@ def test_the_command_line_has_the_settings(launch: Launch) -> None:
     assert "--max-loras 2 --max-lora-rank 8" in text
     assert "--max-num-seqs 64" in text
     assert "--kv-cache-memory-bytes 123" in text
-    assert "--lora-modules a0=x a1=x" in text
+    assert """--lora-modules {"name": "a0", "path": "x"} {"name": "a1", "path": "x"}""" in text
     assert "--worker-cls packer_step_worker.StepWorker" in text
 
 

@@ -88,11 +88,12 @@ def test_each_bin_is_measured_and_predicted(
 def test_requests_to_the_base_model_need_no_adapter(launch: Launch, profile: Profile, tmp_path: Path) -> None:
     """Adapters of rank 0 are requests to the base model, whatever they are called: none is loaded, LoRA may be off."""
     bins = [Bin((0, 1), Settings(1, 8), profile), Bin((0,), Settings(1, 8), profile)]
-    fleet = Workload([Adapter("llama", 0, 10.0), Adapter("a", 8, 10.0)])
+    fleet = Workload([Adapter("llama", 0, 10.0), Adapter("a=b,c", 8, 10.0)])
     job = Validation(launch, fleet, bins, tmp_path, ValidationSpec(0.3))
     session = job.session(0)
-    assert [name for name, _ in session.options.adapters] == ["a"]
-    assert job._campaign(0, ()).job(Endpoint("http://x"), session.tasks[0]).models == ("base", "a")
+    assert [name for name, _ in session.options.adapters] == ["a=b,c"]
+    assert json.loads(command_line(launch, session.options, 1)[-1])["name"] == "a=b,c"  # name=path holds no =
+    assert job._campaign(0, ()).job(Endpoint("http://x"), session.tasks[0]).models == ("base", "a=b,c")
     assert not re.search("lora", " ".join(command_line(launch, job.session(1).options, 1)))
 
 
