@@ -53,7 +53,7 @@ class Adapter:
 
     @checked
     def __post_init__(self) -> None:
-        checks.name("an adapter's name", self.name)
+        checks.keep_name(self, "name", "an adapter's name")
         who = f"of adapter {self.name!r}"
         checks.keep_integer(self, "rank", f"the rank {who}", low=0, high=MAX_RANK)
         checks.keep_real(self, "rate", f"the rate {who}", low=0.0, high=MAX_RATE)
@@ -68,7 +68,7 @@ class Adapter:
             checks.keep_real(self, "acceptance", f"the acceptance {who}", low=0.0, high=1.0)
         for own in ("model", "slo_class"):
             if getattr(self, own) is not None:
-                checks.name(f"the {own} {who}", getattr(self, own))
+                checks.keep_name(self, own, f"the {own} {who}")
         for side in ("input_tokens", "output_tokens"):
             if getattr(self, side) is not None:
                 checks.instance(f"{side} {who}", getattr(self, side), Lengths, A_LENGTH)

@@ -16,7 +16,7 @@ from packer.arrays import own
 from packer.blocks import Blocks, apart, at_rows
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
-from packer.public import checked
+from packer.public import check_fields, checked
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -239,6 +239,7 @@ class Arrivals:
             raise ValidationError("Expected bursts with arrivals of kind 'bursty', and only with them.")
         if (self.kind == "trace") != (self.trace is not None):
             raise ValidationError("Expected a trace with arrivals of kind 'trace', and only with them.")
+        check_fields(self)
 
     @property
     def description(self) -> str:

@@ -40,6 +40,7 @@ class Bin:
 
     @checked
     def __post_init__(self) -> None:
+        checks.keep_tuple(self, "adapters", "shares")
         if not self.adapters or len(set(self.adapters)) != len(self.adapters) or min(self.adapters) < 0:
             raise ValidationError("Expected a bin to hold at least one adapter, each once.")
         checks.instance("a server", self.profile, Profile, "packer.load_profile(NAME)")

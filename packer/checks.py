@@ -145,6 +145,21 @@ def keep_real(
         object.__setattr__(spec, name, value)
 
 
+def keep_name(spec: object, key: str, what: str) -> None:
+    """Check a field of a frozen dataclass and store it as str, which all formats of files have."""
+    value = name(what, getattr(spec, key))
+    if type(value) is not str:
+        object.__setattr__(spec, key, str(value))
+
+
+def keep_tuple(spec: object, *keys: str) -> None:
+    """Store fields of a frozen dataclass, sequences or arrays, as tuples, so that equal ones are equal."""
+    for key in keys:
+        value = getattr(spec, key)
+        if type(value) is not tuple:
+            object.__setattr__(spec, key, tuple(value.tolist() if isinstance(value, np.ndarray) else value))
+
+
 def keep_integer(spec: object, key: str, what: str = "", *, low: int, high: int = MOST_COUNT) -> None:
     """Check a field of a frozen dataclass and store it as int."""
     name = key.rpartition(".")[2]

@@ -106,6 +106,7 @@ class Cluster:
 
     @checked
     def __post_init__(self) -> None:
+        checks.keep_tuple(self, "kinds", "servers", "nodes", *["placement"] * (self.placement is not None))
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             repeated = Counter(names).most_common(1)[0][0]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from numbers import Number
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from packer.words import listed
 
@@ -97,6 +97,9 @@ class UnknownNameError(InputError, LookupError):
         hint = (f" Did you mean {near[0]!r}?" if near else "") + (f" {otherwise}" if otherwise else "")
         named = listed(self.known, LISTED if len(self.known) > MOST_LISTED else MOST_LISTED)
         super().__init__(f"Unknown {kind} {shown(name)}.{hint} Known: {named or 'none'}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownNameError.__new__, (UnknownNameError, *self.args), vars(self)
 
 
 class IncompatibleError(InputError):

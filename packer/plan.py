@@ -16,6 +16,7 @@ from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
 from packer.evaluation import AdapterFigures, Evaluations
 from packer.profile import Profile
+from packer.public import public
 from packer.room import Room, growth
 from packer.words import counted
 from packer.workload import Workload
@@ -206,6 +207,7 @@ class Plan:
         servers = tuple(kinds[item.profile, item.max_loras, item.max_lora_rank].name for item in self.bins)
         return Cluster(tuple(kinds.values()), servers, placement)
 
+    @public
     def save(self, path: str | os.PathLike[str], *, force: bool = True) -> None:
         """Write the plan as JSON, atomically; with `force` False an existing file is an error."""
         from packer.io.plans import write_plan

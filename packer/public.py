@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from inspect import signature
 from numbers import Integral
@@ -40,12 +40,15 @@ def public(call: C) -> C:
 
     @wraps(call)
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tuple(map(_plain, args)), {name: _plain(each) for name, each in kwargs.items()}
+        given = _given(call, args, kwargs)
+        hints = _hints(call)
+        check_types(call, {key: each for key, each in given.items() if _spreads(each, hints.get(key))})
         try:
             result = call(*args, **kwargs)
         except PackerError:
             raise
         except (Exception, SystemExit) as error:
-            given = _given(call, args, kwargs)
             codes = [getattr(each, "__code__", None) for each in given.values()]
             if not any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
                 from packer.registry import blame
@@ -54,10 +57,15 @@ def public(call: C) -> C:
                 check_types(call, given, error)
                 blame(error, given.values())
             raise
-        check_types(call, _given(call, args, kwargs))
+        check_types(call, given)
         return result
 
     return guarded  # type: ignore[return-value]
+
+
+def _plain(value: Any) -> Any:
+    """A number or text of NumPy as one of Python, which grows as needed; other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _given(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,6 +132,11 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return (Union if kind is UnionType else kind), get_args(hint)
 
 
+def _spreads(value: Any, hint: Any) -> bool:
+    """Whether a sequence is declared, and the value a text, read as letters, or an iterator, read only once."""
+    return isinstance(value, str | Iterator) and _fits([*value] if isinstance(value, str) else [], hint)
+
+
 def _fits(value: Any, hint: Any) -> bool:
     kind, parts = _parts(hint)
     if kind is Union:
@@ -135,7 +148,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if not isinstance(kind, type) or kind is np.ndarray:
         return True
     try:
-        own = isinstance(value, kind | np.bool_ if kind is bool else kind)
+        own = isinstance(value, kind)
     except TypeError:  # a protocol for type checkers alone
         return True
     if not parts or not issubclass(kind, Iterable):

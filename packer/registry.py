@@ -56,6 +56,8 @@ _loaded: set[EntryPoint] = set()
 
 @cache
 def _entries(kind: str) -> dict[str, EntryPoint]:
+    if kind not in GROUPS:
+        raise UnknownNameError("kind of strategy", kind, GROUPS)
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=GROUPS[kind]):
         other = found.get(entry.name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -23,6 +24,11 @@ from packer.twin.tuning.policy import trains
 from packer.workload import Workload
 
 UNCERTAIN = (0.05, 0.95)
+
+
+def _independent(fleet: Workload, cached: bool) -> Workload:
+    """The workload nearest to the training data: Poisson arrivals of independent requests."""
+    return fleet.as_independent(cached=cached).with_arrivals(Arrivals())
 
 
 class AutoPredictor:
@@ -50,11 +56,7 @@ class AutoPredictor:
         self.imitates_twin = learned is not None or guide is not None
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
-        # The workload nearest to the training data: Poisson arrivals of independent requests.
-        self._as_learned: dict[bool, Memo[Workload, Workload]] = {
-            False: Memo(lambda fleet: fleet.as_independent(cached=False).with_arrivals(Arrivals())),
-            True: Memo(lambda fleet: fleet.as_independent(cached=True).with_arrivals(Arrivals())),
-        }
+        self._as_learned = {each: Memo(partial(_independent, cached=each)) for each in (False, True)}
         self.requested = 0
         """Number of bins evaluated so far."""
         self.left_to_twin = 0

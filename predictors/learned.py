@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class LearnedPredictor:
             slope, offset = map(float, model.header["calibration"])
             bases = np.array([0, *(COLUMN[target.base] for target in TARGETS), 0], dtype=np.int64)
             self._trees = (*self.family, bases, slope, offset, LARGEST_CORRECTION, *self._ranges, self._least)
-        self.extractor = Memo[Workload, FeatureExtractor](lambda fleet: FeatureExtractor(fleet, profile))
+        self.extractor = Memo[Workload, FeatureExtractor](partial(FeatureExtractor, profile=profile))
         """Extractors of the features of a fleet's bins, by workload."""
 
     @property

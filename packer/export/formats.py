@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packer.errors import IncompatibleError, OutputError, UnknownNameError, ValidationError, shown
 from packer.io.files import check_writable
 from packer.io.shipped import table
+from packer.public import public
 
 if TYPE_CHECKING:
     from packer.export.servers import ExportedServer, Options
@@ -89,6 +90,7 @@ FORMATS = {
 }
 
 
+@public
 def export_plan(
     plan: Plan, format_name: str, options: Options | None = None, *, stack_version: str | None = None,
     numbers: Sequence[int] | None = None,

@@ -53,7 +53,7 @@ def test_a_rate_of_0_is_idle(rate: float) -> None:
 
 def test_numpy_values_become_plain_and_frozen() -> None:
     """Values from arrays are stored as Python numbers, and nothing can be changed afterwards."""
-    adapter = Adapter("a", np.int64(8), np.float64(0.5))  # type: ignore[arg-type]
-    assert (type(adapter.rank), type(adapter.rate)) == (int, float)
+    adapter = Adapter(np.array(["a"])[0], np.int64(8), np.float64(0.5))  # type: ignore[arg-type]
+    assert (type(adapter.name), type(adapter.rank), type(adapter.rate)) == (str, int, float)
     with pytest.raises(dataclasses.FrozenInstanceError):
         adapter.rate = 1.0  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
@@ -50,6 +51,16 @@ def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -
     good = {"adapters": (0,), "settings": Settings(1, 8), "profile": toy_profile}
     with pytest.raises(ValidationError):
         Bin(**(good | options))  # type: ignore[arg-type]
+
+
+def test_lists_and_arrays_make_equal_bins(toy_profile: Profile) -> None:
+    """A bin of a list or an array is the bin of the tuple: equal, with the same hash, of Python's numbers."""
+    settings, made = (
+        toy_profile.settings(4, 16),
+        Bin((0, 1), toy_profile.settings(4, 16), toy_profile, (1.0, 0.5)),
+    )
+    for kind in (list, np.array):
+        assert len({made, Bin(kind([0, 1]), settings, toy_profile, kind([1.0, 0.5]))}) == 1
 
 
 def test_a_renumbered_bin_keeps_its_shares(toy_profile: Profile) -> None:

@@ -83,6 +83,13 @@ def test_an_unknown_name_gets_the_nearest() -> None:
     assert str(errors.UnknownNameError("solver", "x", [])).endswith("Known: none.")
 
 
+def test_an_unknown_name_passes_between_processes() -> None:
+    """A worker process can send the error to its parent, which would wait forever for one that it can't read."""
+    error = errors.UnknownNameError("solver", "gredy", ["greedy"], "Or none.")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
 def test_a_list_of_known_names_stays_short() -> None:
     """Of thousands of names, such as those of a fleet's adapters, the nearest and the first ones are said."""
     error = errors.UnknownNameError("adapter", "bot-70O", [f"bot-{k}" for k in range(9000)])

@@ -33,7 +33,9 @@ LIGHT = packer.Cluster((replace(CLUSTER.kinds[0], engine=LightLlm()),), CLUSTER.
         (lambda: packer.drift(None, FLEET), "plan to be a Plan, got None"),
         (lambda: packer.schedule(None, SERVER, {"a": [1]}), "got None"),
         (lambda: packer.frontier(FLEET, SERVER, max_gpus="x"), "max_gpus to be a whole number or None, got 'x'"),
-        (lambda: packer.recommend(FLEET, SERVER, log_hour=True), "log_hour to be .* or None, got True"),
+        (lambda: packer.recommend(FLEET, SERVER, log_hour=True), "to be a RequestTrace or None, got True"),
+        (lambda: packer.compare_systems(FLEET, CLUSTER, "vllm"), "systems to be a sequence of .* got 'vllm'"),
+        (lambda: packer.recommend(FLEET, map(str, ())), "sequence of Profile objects .* got <map"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], jobs=0), "jobs .* got 0"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], backend="x"), "backend to be one of"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=0), "paced to be True or False"),
@@ -151,6 +153,12 @@ def test_errors_of_callbacks_pass_unchanged() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         packer.recommend(FLEET, SERVER, progress=ended)
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    """A seed of 8 bits gives the same plan as the same seed of Python: seeds of fresh hours do not overflow."""
+    first, again = (packer.evaluate_plan(solved(), seed=seed, duration_s=9.0) for seed in (7, np.uint8(7)))
+    assert repr(first) == repr(again)
 
 
 def test_wrong_numbers_and_names_of_arguments_are_type_errors() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from packer.bin import Bin
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
-from packer.predictors.api import evaluate_server
+from packer.predictors.api import evaluate_server, load_predictor
 from packer.predictors.auto import AutoPredictor
 from packer.predictors.learned import BoostingPredictor
 from packer.predictors.scenarios import scenario
@@ -35,6 +36,15 @@ def slower() -> Profile:
     )
     engine = replace(known.engine, max_model_len=8192)
     return replace(known.with_coefficients(**terms), name="slower", memory=memory, engine=engine)
+
+
+def test_a_predictor_passes_between_processes() -> None:
+    """The default predictor can be sent to worker processes, and gives the same figures there."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    fleet, predictor = random_fleet(4, seed=1), load_predictor("auto", profile)
+    bins = [Bin((0, 1, 2, 3), profile.settings(4, 32), profile)]
+    again = pickle.loads(pickle.dumps(predictor))
+    assert repr(again.evaluate(fleet, bins)) == repr(predictor.evaluate(fleet, bins))
 
 
 def test_trees_of_another_profile_lead_searches_only(slower: Profile) -> None:
