@@ -152,3 +152,13 @@ def test_the_worst_status_is_the_scripts(script: Script) -> None:
     assert process.wait(timeout=20) == 137
     for number, status in enumerate((0, 9, 137)):
         assert f"server {number} ended with status {status}" in script.errors()
+
+
+def test_servers_of_a_period_keep_their_numbers(toy_plan: Callable[..., Plan]) -> None:
+    """The script starts the servers by the numbers that a schedule gives them, all of which it knows."""
+    text = export_plan(toy_plan(("a", "b")), "vllm", numbers=[3, 5])["start.sh"]
+    done = subprocess.run(["sh", "-s", "0"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2, "start.sh: expected one of the servers 3 5, or all\n",
+    )  # fmt: skip
+    assert 'servers="3 5"' in text

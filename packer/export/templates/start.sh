@@ -17,13 +17,13 @@ case "$1" in
   ;;
 {% endfor %}
 *)
-  echo "start.sh: expected one of the servers 0 to {{ servers | length - 1 }}, or all" >&2
+  echo "start.sh: expected one of the servers $servers, or all" >&2
   exit 2
   ;;
 esac
 }
 
-servers="{{ range(servers | length) | join(" ") | safe }}"
+servers="{{ servers | map("first") | map(attribute="index") | join(" ") | safe }}"
 
 # Stops the servers and ends with status $1; while they are being started, only notes it.
 stop() {
