@@ -33,7 +33,7 @@ class ProjectOptions(ServerSettings):
     """Traffic, model, GPU and folder of a new project.
 
     model: Base model: a Hugging Face repository known to packer, or the model's config.json.
-    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
+    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …, or the data sheet of another.
     folder: Where the project is written.
     """
 

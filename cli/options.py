@@ -92,7 +92,7 @@ HOURS, GPUS = click.FloatRange(min=1.0, max=1e8), complete("packer.twin.datashee
 COMMON: dict[str, dict[str, Any]] = {
     "at": {"default": "peak", "metavar": "peak|mean|each-peak|pNN"},
     "duration": {"type": LENGTH, "metavar": "SECONDS"},
-    "gpu": {"metavar": "NAME", "multiple": True, "callback": once, "shell_complete": GPUS},
+    "gpu": {"metavar": "NAME|FILE.toml", "multiple": True, "callback": once, "shell_complete": GPUS},
     "gpus": {"type": click.IntRange(min=1, max=1_000_000), "metavar": "N"},
     "margin": {"type": click.FloatRange(min=0.0, max=10.0), "metavar": "X"},
     "max-lora-rank": {"type": int, "metavar": "RANK"},

@@ -113,7 +113,7 @@ class EstimateOptions:
     """The model, the GPU and the server's settings.
 
     model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
-    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …
+    gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …, or the data sheet of another.
     name: What the profile is called. [default: GPU/model]
     settings: A setting of the server: tensor-parallel-size (its GPUs, 1), data-parallel-size (ranks of so many
         GPUs each, among which experts are divided, 1), quantization (fp8, int8, awq, gptq, nvfp4; as the model's

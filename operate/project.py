@@ -22,7 +22,7 @@ from packer.profile import Profile
 from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
-from packer.twin.datasheets import datasheet
+from packer.twin.datasheets import GPUS, datasheet
 from packer.twin.memory.starts import check_starts, what_starts
 from packer.twin.override import with_engine
 from packer.words import counted, listed
@@ -112,12 +112,13 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
     own = {name: value for name, value in settings.items() if value is not None}
     hardware = {"tensor_parallel_size": 1, "data_parallel_size": 1, "quantization": ""}
     plain = all((own.get(name) or usual) == usual for name, usual in hardware.items())
-    for name in profile_names() if plain and dimensions in MODELS.values() else ():
+    known = sheet in GPUS.values() and dimensions in MODELS.values()
+    for name in profile_names() if plain and known else ():
         shipped = load_profile(name)
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
             return with_engine(shipped, **{key: own[key] for key in own if key not in hardware})
     rules = {key: own.pop(key) for key in RULES if key in own}
-    found = estimate_profile(dimensions, sheet.name, version=own.pop("vllm_version", None), **own)
+    found = estimate_profile(dimensions, gpu, version=own.pop("vllm_version", None), **own)
     return with_engine(found, **rules)
 
 

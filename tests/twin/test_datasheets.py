@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from packer.errors import UnknownNameError, ValidationError
+from packer.errors import FileFormatError, UnknownNameError, ValidationError
+from packer.operate.project import profile_for
 from packer.twin.datasheets import GPUS, datasheet
 
 
@@ -40,6 +42,23 @@ def test_unknown_gpus_are_refused() -> None:
     for said in ("l40x", "h100-80g", "v100", "", "h200 h200", "sxm", "blackwell", "nvidia", "h100 nvl 80gb"):
         with pytest.raises(UnknownNameError):
             datasheet(said)
+
+
+def test_another_gpu_is_given_by_its_data_sheet(tmp_path: Path) -> None:
+    """A GPU that is not known has an estimate with the bands of a data sheet alone; a wrong value is named."""
+    path, clock = tmp_path / "h100-64gb.toml", "clock_mhz = 2495\n"
+    given = 'title = "AMD W7900"\nmemory_gib = 47.9\nbandwidth_bytes_s = 864e9\nbf16_flops = 1e14\nsms = 96\nwatts=9\n'
+    path.write_text(given + clock)
+    found = profile_for("meta-llama/Llama-3.1-8B-Instruct", str(path), {})
+    assert (found.gpu.name, found.calibrated) == ("AMD W7900", False)
+    assert "data sheet alone" in found.provenance["method"]
+    for text, said in (
+        ("", "clock_mhz': this key is missing"),
+        ("clock_mhz = 0", "clock_mhz to be .* got 0"),
+    ):
+        path.write_text(given + text)
+        with pytest.raises(FileFormatError, match=said):
+            datasheet(str(path))
 
 
 def test_sheets_make_sense() -> None:
