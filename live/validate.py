@@ -244,6 +244,13 @@ class Validation:
         return self.reports
 
     @property
+    def differing(self) -> list[str]:
+        """Settings of the launch file other than those of the bins, for which is predicted, in words."""
+        ours, theirs = asdict(self.launch.engine), [asdict(item.profile.engine).items() for item in self.bins]
+        found = [(name, value) for each in theirs for name, value in each if value != ours[name] != "unknown"]
+        return sorted({f"{name} {ours[name]} instead of {value}" for name, value in found})
+
+    @property
     def complete(self) -> bool:
         """Whether every repeat of every bin ran to its end or to a failure of its own."""
         whole = [r for r in self.reports if len(r.runs) == self.spec.repeats and not r.interrupted]

@@ -16,7 +16,7 @@ from packer.cli.options import DEFAULT_PROFILE, Writing, common, numbers
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
 from packer.cli.traffic import refuse_unused
-from packer.words import counted, number
+from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
     from packer.live.validate import BinReport, Validation
@@ -103,6 +103,8 @@ def validate(runs: Runs, out: Writing) -> int:
     spec = ValidationSpec(runs.duration_s, runs.repeats, runs.parallel, runs.seed, gpus)
     with out.progress() as progress:
         job = Validation(launch, fleet, bins, Path(runs.folder), spec, progress, numbers=numbers)
+        if job.differing:
+            out.note(f"the servers have other settings than predicted: {listed(job.differing, 9)}")
         try:
             job.run()
         finally:

@@ -68,8 +68,9 @@ def test_each_bin_is_measured_and_predicted(
 ) -> None:
     """Two servers at once: the fake server agrees with its profile, and the figures are complete."""
     spec = ValidationSpec(duration_s=1.5, repeats=1, parallel=2)
-    reports = Validation(launch, fleet, bins, tmp_path, spec).run()
-    assert [r.index for r in reports] == [0, 1]
+    job = Validation(launch, fleet, bins, tmp_path, spec)
+    reports = job.run()
+    assert (job.differing, [r.index for r in reports]) == ([], [0, 1])
     for report in reports:
         assert report.failure is None
         assert report.starved == (False, False)
@@ -99,7 +100,10 @@ def test_requests_to_the_base_model_need_no_adapter(launch: Launch, profile: Pro
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
     """Two repeats with other seeds: both are kept and their difference is reported."""
-    reports = Validation(launch, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5, repeats=2)).run()
+    other = replace(launch, engine=replace(launch.engine, max_num_seqs=9))
+    job = Validation(other, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5, repeats=2))
+    assert job.differing == ["max_num_seqs 9 instead of 64"]  # the prediction is not for this server
+    reports = job.run()
     seeds = [run.outcome.task.seed for run in reports[0].runs]
     assert seeds == [0, 1]
     assert reports[0].repeatability["total_token_throughput"] is not None
