@@ -1,4 +1,4 @@
-"""A small server with vLLM's protocol, with faults on demand; standard library and aiohttp only.
+"""A small server with vLLM's protocol, with faults on demand; it starts fast: standard library only.
 
 It ignores vLLM's flags that it doesn't know. Environment: FAKE_FAULT, one of
 
@@ -27,9 +27,8 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-
-from aiohttp import web
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge
@@ -57,80 +56,100 @@ class Fake:
         self.names = ["base", *(json.loads(part)["name"] for part in arguments.lora_modules)]
         self.running = self.tokens = self.answered = self.looks = 0
 
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response(status=503 if self.fault == "slow-start" else 200)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of a connection, one after the other, until it is closed."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                request, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = {name.lower(): value for name, _, value in (each.partition(": ") for each in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self._answer(writer, request.split(" ")[1], headers.get("authorization", ""), body)
+        writer.close()
 
-    async def _version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.32.0+fake"})
+    async def _answer(self, writer: asyncio.StreamWriter, path: str, given: str, body: bytes) -> None:
+        if path == "/health":
+            await _say(writer, 503 if self.fault == "slow-start" else 200)
+        elif path == "/version":
+            await _say(writer, 200, {"version": "0.32.0+fake"})
+        elif path == "/v1/models":
+            await _say(writer, 200, {"data": [{"id": name} for name in self.names]})
+        elif path == "/metrics":
+            await self._metrics(writer)
+        elif path == "/v1/completions":
+            await self._completions(writer, given, json.loads(body))
+        else:
+            await _say(writer, 404)
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": name} for name in self.names]})
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self, writer: asyncio.StreamWriter) -> None:
+        page = PAGE.format(running=self.running, tokens=self.tokens).encode()
         if self.fault == "no-metrics":
-            return web.Response(status=404)
+            return await _say(writer, 404)
         if self.fault == "big-metrics":
-            return await self._endless(_request, b"vllm:num_requests_running 1\n" * 1000)
-        page = PAGE.format(running=self.running, tokens=self.tokens)
+            await _begin(writer)
+            while True:
+                await _send(writer, b"vllm:num_requests_running 1\n" * 1000)
         if self.fault == "bad-metrics":
-            bad = (
-                page.replace('num_gpu_blocks="129"', 'num_gpu_blocks="²"').encode()
-                + b"vllm:num_preemptions_total{ \n"
-            )
-            return web.Response(body=b"# \xff\xfe\n" + bad)
+            bad = page.replace(b'num_gpu_blocks="129"', 'num_gpu_blocks="²"'.encode())
+            page = b"# \xff\xfe\n" + bad + b"vllm:num_preemptions_total{ \n"
         if self.fault == "restart":
             self.looks += 1
-            page = page.replace(
-                'preemptions_total{engine="0"} 0', f'preemptions_total{{engine="0"}} {9 - self.looks}'
-            )
-        return web.Response(text=page.replace("vllm:", "vllm:new_") if self.fault == "renamed" else page)
+            counted = b'preemptions_total{engine="0"} '
+            page = page.replace(counted + b"0", counted + str(9 - self.looks).encode())
+        if self.fault == "renamed":
+            page = page.replace(b"vllm:", b"vllm:new_")
+        return await _say(writer, 200, page)
 
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
+    async def _completions(self, writer: asyncio.StreamWriter, given: str, body: dict) -> None:
         if self.fault == "http500":
-            return web.json_response({"error": {"message": "internal"}}, status=500)
-        given = request.headers.get("Authorization", "")
+            return await _say(writer, 500, {"error": {"message": "internal"}})
         if self.fault == "key" and given != os.environ["FAKE_KEY"]:
-            return web.json_response({"error": {"message": f"wrong key: {given[7:]}"}}, status=401)
+            return await _say(writer, 401, {"error": {"message": f"wrong key: {given[7:]}"}})
         refused = self.fault == "refuse" and body["model"] == self.detail
         if refused or body["model"] not in self.names:
-            return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
+            return await _say(writer, 404, {"error": {"message": f"no model {body['model']}"}})
         if self.fault == "die" and self.answered >= int(self.detail):
             os._exit(3)
         if self.fault == "hang" and self.answered >= int(self.detail):
             await asyncio.sleep(3600)
-        return await self._stream(request, body)
+        return await self._stream(writer, body)
 
-    async def _stream(self, request: web.Request, body: dict) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+    async def _stream(self, writer: asyncio.StreamWriter, body: dict) -> None:
+        await _begin(writer)
         self.running += 1
         try:
             n = body["max_tokens"]
             for _ in range(n):
                 await asyncio.sleep(self.step_s)
                 self.tokens += 1
-                await self._send(response, {"choices": [{"text": "w", "index": 0}]})
+                await _event(writer, {"choices": [{"text": "w", "index": 0}]})
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": n}
-            await response.write(
-                b"data: "
-                + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode()
-                + b"\n\n"
-            )
-            await response.write(b"data: [DONE]\n\n")
+            await _event(writer, {"choices": [], "usage": usage})
+            await _send(writer, b"data: [DONE]\n\n")
+            await _send(writer, b"")
         finally:
             self.running -= 1
         self.answered += 1
-        return response
 
-    async def _endless(self, request: web.Request, piece: bytes, status: int = 200) -> web.StreamResponse:
-        response = web.StreamResponse(status=status)
-        await response.prepare(request)
-        while True:
-            await response.write(piece)
 
-    async def _send(self, response: web.StreamResponse, event: dict) -> None:
-        await response.write(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+async def _say(writer: asyncio.StreamWriter, status: int, content: object = b"") -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    writer.write(f"HTTP/1.1 {status} -\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+
+
+async def _begin(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 -\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await writer.drain()
+
+
+async def _send(writer: asyncio.StreamWriter, piece: bytes) -> None:
+    """A chunk; an empty one ends the answer."""
+    writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+    await writer.drain()
+
+
+async def _event(writer: asyncio.StreamWriter, event: dict) -> None:
+    await _send(writer, b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
 
 
 def fail_to_bind() -> None:
@@ -159,15 +178,13 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", code])
         Path(os.environ["FAKE_COUNTER"]).write_text(str(child.pid))
         time.sleep(0.3)
-    app = web.Application()
-    app.router.add_get("/health", fake._health)
-    app.router.add_get("/version", fake._version)
-    app.router.add_get("/v1/models", fake._models)
-    app.router.add_get("/metrics", fake._metrics)
-    app.router.add_post("/v1/completions", fake._completions)
-    web.run_app(
-        app, host="127.0.0.1", port=arguments.port, print=None, handle_signals=True, shutdown_timeout=0.05
-    )
+    asyncio.run(listen(fake, arguments.port))
+
+
+async def listen(fake: Fake, port: int) -> None:
+    server = await asyncio.start_server(fake.serve, "127.0.0.1", port)
+    async with server:
+        await server.serve_forever()
 
 
 if __name__ == "__main__":
