@@ -9,7 +9,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKER = [sys.executable, "-c", "from packer.cli import main; main()"]
+from packer.twin.kernel_folder import cache_folder
+
+COMPILED = """
+import os
+from numba.core.caching import IndexDataCacheFile as File
+load, save = File.load, File.save
+def known(file):
+    return File(os.environ["COMPILED"], file._index_name.removesuffix(".nbi"), file._source_stamp)
+def loaded(file, key):
+    found = load(file, key)
+    if found is None and (found := load(known(file), key)) is not None:
+        save(file, key, found)
+    return found
+def saved(file, key, data):
+    save(file, key, data)
+    save(known(file), key, data)
+File.load, File.save = loaded, saved
+"""
+"""Keeps what is compiled in a second folder too, and takes from there what an earlier run of this test compiled: the
+kernels that a command needs are what is tested."""
+PROGRAM = f"""
+{COMPILED}
+from packer.cli import main
+from packer.twin import compile_ahead
+compile_ahead.PROGRAM = {COMPILED!r} + compile_ahead.PROGRAM
+main()
+"""
 
 
 def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_path: Path) -> None:
@@ -19,11 +45,16 @@ def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_p
     assert {"NUMBA_CPU_NAME", "NUMBA_CACHE_DIR", "MPLCONFIGDIR"} <= set(image)
     own = {key: f"{tmp_path}{value}" if value.startswith("/") else value for key, value in image.items()}
     environment = os.environ | {key: value for key, value in own.items() if key != "PATH"}
+    environment["COMPILED"] = str(cache_folder() or tmp_path)
     (tmp_path / "tmp").mkdir()
 
     def packer(*arguments: str, **more: str) -> str:
         done = subprocess.run(
-            [*PACKER, *arguments], env=environment | more, cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-c", PROGRAM, *arguments],
+            env=environment | more,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         return done.stderr
