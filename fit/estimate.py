@@ -94,19 +94,13 @@ def estimate_profile(
         max_num_batched_tokens=max_num_batched_tokens,
     )  # fmt: skip
     engine = EngineSpec(
-        name=engine_name,
-        version=version or ENGINES[engine_name],
-        block_size=1 if engine_name == "sglang" else 16,
-        max_model_len=max_model_len or sizes.max_model_len,
-        max_num_batched_tokens=2048,
-        max_num_seqs=1,
-        gpu_memory_utilization=gpu_memory_utilization,
-        tensor_parallel_size=n,
+        name=engine_name, version=version or ENGINES[engine_name], block_size=1 if engine_name == "sglang" else 16,
+        max_model_len=max_model_len or sizes.max_model_len, max_num_batched_tokens=2048, max_num_seqs=1,
+        gpu_memory_utilization=gpu_memory_utilization, tensor_parallel_size=n,
         data_parallel_size=checks.integer("data_parallel_size", data_parallel_size, low=1, high=64),
         quantization="fp8" if own.quantization is None and sizes.quantization == "fp8" else None,
-        kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype,
-        lora_target_modules=sizes.lora_modules,
-    )
+        kv_cache_dtype=None if kv_cache_dtype == "auto" else kv_cache_dtype, lora_target_modules=sizes.lora_modules,
+    )  # fmt: skip
     rules_of(engine := _with_defaults(engine, sizes, sheet, max_num_batched_tokens, max_num_seqs))
     if not (sizes.kv_rank or sizes.state_layers):
         sizes = replace(sizes, lora_modules=engine.lora_target_modules)
@@ -132,17 +126,14 @@ def estimate_profile(
     )
     least = least_kv_tokens(spec, engine)
     return Profile(
-        name=name or _name(sizes, sheet, engine),
-        model=spec,
+        name=name or _name(sizes, sheet, engine), model=spec, engine=engine, provenance=sources,
         gpu=GpuSpec(sheet.title, engine.gpus * sheet.memory_bytes, price),
-        engine=engine,
         memory=MemorySpec(kv_budget(sizes, sheet, engine), *slot_bytes(sizes, engine), least),
         latency=_latency(sizes, sheet, engine, known, cache_bytes),
         loading=_loading(sizes, known, spares_batch=engine.name == "sglang"),
         frontend=replace(known.frontend, scrape_interval_s=None),
         errors=band_errors(kind, "experts" if sizes.experts else "dense"),
-        provenance=sources,
-    )
+    )  # fmt: skip
 
 
 def _with_defaults(

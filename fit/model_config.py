@@ -41,22 +41,14 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     if mlp.get("experts"):
         quantization = of_experts(stored, quantization)
     return ModelDimensions(
-        name=_name(data, path),
-        kind=kind,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
+        name=_name(data, path), kind=kind, layers=layers, hidden=hidden, heads=heads, tied=tied,
         kv_heads=_size(config, "num_key_value_heads", default=heads, high=heads),
-        vocabulary=_size(config, "vocab_size"),
-        tied=tied,
-        max_model_len=_size(config, "max_position_embeddings"),
+        vocabulary=_size(config, "vocab_size"), max_model_len=_size(config, "max_position_embeddings"),
         repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
-        weight_bits=bits,
-        quantization=quantization,
+        weight_bits=bits, quantization=quantization,
         biases=kind in KINDS["biased"] or config.get("attention_bias") is True,
-        **mlp,
-        **_attention(config, kind, layers, hidden, heads),
-    )
+        **mlp, **_attention(config, kind, layers, hidden, heads),
+    )  # fmt: skip
 
 
 def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:

@@ -200,17 +200,12 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     later = job.broken if plan.verified is False else ()
     weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
     told = outcome(
-        replace(point, n_gpus=point.plan.n_gpus),
-        points,
-        plan.rooms,
-        job.workload.slo,
-        breaking=None if holds else job.kept.breaking(point.plan.bins, later),
-        reachable=not job.hopeless,
-        limited=job.hopeless and not _cannot(job),
-        spare=job.spare,
+        replace(point, n_gpus=point.plan.n_gpus), points, plan.rooms, job.workload.slo,
+        breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
+        limited=job.hopeless and not _cannot(job), spare=job.spare,
         needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
-    )
+    )  # fmt: skip
     shown = tuple(each.to_dict() for each in points if not each.starving)
     plan = replace(
         plan,

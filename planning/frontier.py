@@ -111,21 +111,16 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         runtime_s=job.elapsed_s(), seed=job.seed,
         versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
     )  # fmt: skip
+    p95_ms = float(np.quantile(requests, 0.95)) if len(requests) else math.nan
+    later = not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours)
+    queueing = tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving)
     return FrontierPoint(
-        len(bins),
-        float(np.quantile(requests, 0.95)) if len(requests) else math.nan,
-        job.workload.names[worst],
-        float(adapters.p95_ttft_ms[worst]),
+        len(bins), p95_ms, job.workload.names[worst], float(adapters.p95_ttft_ms[worst]),
         mean_of(figures.mean_itl_ms, [item.gaps_s(job.workload) for item in bins]),
         mean_of(figures.slo_attainment, [item.requests_s(job.workload) for item in bins]),
-        float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()),
-        plan.price_per_hour,
-        holds,
-        not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours),
-        starving,
-        tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving),
-        plan,
-    )
+        float(np.nan_to_num(figures.goodput_tok_s, nan=0.0).sum()), plan.price_per_hour, holds, later, starving,
+        queueing, plan,
+    )  # fmt: skip
 
 
 @public

@@ -263,15 +263,9 @@ class SolverTask:
         plan = self._found(replace(self.problem, evaluator=raised))
         if plan.status is Status.INFEASIBLE:
             return first
-        again = replace(
-            plan,
-            lower_bound=first.lower_bound,
-            bound_proven=first.bound_proven,
-            bound_source=first.bound_source,
-            status=Status.FEASIBLE,
-            statistics={**plan.statistics, "margin_at_first": evaluator.largest_margin(plan.bins)},
-        )
-        return closed(self.problem, again)
+        bound = {name: getattr(first, name) for name in ("lower_bound", "bound_proven", "bound_source")}
+        told = {**plan.statistics, "margin_at_first": evaluator.largest_margin(plan.bins)}
+        return closed(self.problem, replace(plan, **bound, status=Status.FEASIBLE, statistics=told))
 
     def near(self, plan: Plan | None) -> Plan | None:
         """A plan made without the running servers, matched to them, if `plan` fails or has more GPUs, or a higher price

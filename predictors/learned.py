@@ -207,16 +207,12 @@ class LearnedPredictor:
             figures[f"p99_{name}_ms"] = np.maximum(figures[f"p99_{name}_ms"], figures[f"mean_{name}_ms"])
         figures["median_ttft_ms"] = np.minimum(figures["median_ttft_ms"], figures["p99_ttft_ms"])
         latencies = {name: np.where(failed, np.nan, each) for name, each in figures.items() if "_ms" in name}
+        served = np.where(failed, 0.0, figures["served_share"] * offered_tok_s)
         return Evaluations(
-            offered_tok_s=offered_tok_s,
-            total_token_throughput=np.where(failed, 0.0, figures["served_share"] * offered_tok_s),
-            starved=failed | (chance >= 0.5),
-            memory_error=failed,
-            **latencies,
-            kv_cache_tokens=kv_tokens,
-            starvation_probability=np.where(failed, 1.0, chance),
+            offered_tok_s, served, starved=failed | (chance >= 0.5), memory_error=failed, **latencies,
+            kv_cache_tokens=kv_tokens, starvation_probability=np.where(failed, 1.0, chance),
             stable=~failed & (outputs[STABLE] > 0),
-        )
+        )  # fmt: skip
 
     def outputs(self, features: FloatArray, names: Sequence[str]) -> dict[str, FloatArray]:
         """Raw outputs of the model (see `OUTPUTS`) for features float64 (n, F)."""

@@ -154,16 +154,11 @@ def _search(kind: ModelKind, table: TrainingTable, name: str, seed: int) -> dict
     x, y, classify = _scaled(kind, part.x[known])[0], part.y[name][known], name == STARVED
     grid = kind.grids[classify]
     search = HalvingRandomSearchCV(
-        kind.estimator(classify, seed, {}),
-        grid,
+        kind.estimator(classify, seed, {}), grid, cv=GroupKFold(FOLDS), factor=3,
         n_candidates=min(MOST_CANDIDATES, math.prod(map(len, grid.values()))),
-        cv=GroupKFold(FOLDS),
         scoring="f1_macro" if classify else "neg_mean_absolute_error",
-        factor=3,
-        min_resources=min(len(x), max(200, len(x) // 27)),
-        random_state=seed,
-        refit=False,
-    )
+        min_resources=min(len(x), max(200, len(x) // 27)), random_state=seed, refit=False,
+    )  # fmt: skip
     search.fit(x, y.astype(np.int64) if classify else y, groups=part.groups[known])
     return dict(search.best_params_)
 

@@ -44,13 +44,11 @@ def without_adapters(profile: Profile) -> Profile:
     known = profile.latency.coefficients.items()
     coefficients = {key: value if key in _BACKBONE_TERMS else 0.0 for key, value in known}
     return replace(
-        profile,
-        name=f"{profile.name} without adapters",
+        profile, name=f"{profile.name} without adapters", loading=LoadingSpec(),
         latency=replace(profile.latency, coefficients=coefficients),
         memory=replace(profile.memory, slot_bytes=0.0, slot_bytes_per_rank=0.0, measured=()),
-        loading=LoadingSpec(),
         frontend=replace(profile.frontend, first_use_ms=0.0),
-    )
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

@@ -79,18 +79,10 @@ class Raw:
         """Return the result of a server that does not start: no request of any adapter was sent."""
         none, count = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(
-            requests=RequestTrace(none, count, count, count),
-            refused=np.zeros(adapters, dtype=np.int64),
-            sent_tokens=0.0,
-            first_s=none,
-            finish_s=none,
-            finished=np.zeros(0, dtype=np.bool_),
-            server=np.zeros(1, dtype=rows.SERVER)[0],
-            histogram=count,
-            timeline=np.zeros(0, dtype=rows.BIN),
-            means=none,
-            rows=np.zeros(0, dtype=rows.REQUEST),
-        )
+            RequestTrace(none, count, count, count), np.zeros(adapters, dtype=np.int64), 0.0, none, none,
+            np.zeros(0, dtype=np.bool_), np.zeros(1, dtype=rows.SERVER)[0], histogram=count, means=none,
+            timeline=np.zeros(0, dtype=rows.BIN), rows=np.zeros(0, dtype=rows.REQUEST),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,9 @@ def limited(problem: Problem, first: Solution, bound: Bound, details: dict[str, 
     known = bound.value > weight or len(first.bins) <= 1
     known &= bound.value <= len(first.bins) * weight
     found = replace(
-        first,
-        lower_bound=bound.value if known else None,
-        bound_source=bound.source if known else "",
-        proven=known and bound.proven,
-        details={**first.details, **details},
-    )
+        first, lower_bound=bound.value if known else None, bound_source=bound.source if known else "",
+        proven=known and bound.proven, details={**first.details, **details},
+    )  # fmt: skip
     cut = within_limit(problem, found)
     if problem.max_gpus is None or cut is found or problem.objective.minimises != "gpus":
         return cut
@@ -168,8 +165,7 @@ class ExactSearch:
             "relaxation": None if master is None else master.value,
             "bound_by_enumeration": self.certain,
             "bins_evaluated": self.feasibility.evaluated,
-            "dominance_checks": self.feasibility.checks,
-            "dominance_violations": self.feasibility.violations,
+            **{f"dominance_{name}": getattr(self.feasibility, name) for name in ("checks", "violations")},
         }
         return limited(self.problem, replace(first, bins=self.bins), self.bound, details)
 

@@ -51,13 +51,9 @@ def solve_relaxation(
     from scipy.sparse import csr_array
 
     found = linprog(
-        prices,
-        A_ub=csr_array(-patterns.T.astype(np.float64)),
-        b_ub=-demand,
-        bounds=(0, None),
-        method="highs",
+        prices, A_ub=csr_array(-patterns.T.astype(np.float64)), b_ub=-demand, bounds=(0, None), method="highs",
         options={"time_limit": max(0.01, time_limit_s)},
-    )
+    )  # fmt: skip
     if found.status != 0:
         return None
     return Master(float(found.fun), found.x, np.maximum(-found.ineqlin.marginals, 0.0))

@@ -94,14 +94,9 @@ class Source:
     def excludes(self, weights: FloatArray, most: float) -> bool:
         """Whether it is certain that no pattern weighs more than `most`; raises `OutOfTime`."""
         # Scaled so that patterns heavier than `most` are just those beyond `above` + `slack`.
-        found = certify(
-            self.light,
-            weights / max(most, _NOTHING) * (1.0 + PROOF_SLACK),
-            above=1.0 + PROOF_SLACK / 2.0,
-            slack=PROOF_SLACK / 2.0,
-            budget=_CERTIFIED,
-            known=self.patterns,
-        )
+        scaled, slack = weights / max(most, _NOTHING) * (1.0 + PROOF_SLACK), PROOF_SLACK / 2.0
+        known = self.patterns
+        found = certify(self.light, scaled, above=1.0 + slack, slack=slack, budget=_CERTIFIED, known=known)
         monotone = self.light.problem.evaluator.monotone and not self.light.violations
         exact = self.light.classes.exact and monotone
         return found.exhaustive and found.counterexample is None and exact

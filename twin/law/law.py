@@ -61,11 +61,6 @@ def law_of(profile: Profile) -> Law:
         frontend = replace(frontend, first_use_ms=0.0)
     interval_s, *costs_ms = astuple(frontend)
     costs = (interval_s or np.inf, *(ms * 1e-3 for ms in costs_ms))
-    return Law(
-        coefficient_vector(latency),
-        law_settings(profile),
-        np.array(
-            [loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms]
-        ),
-        np.array([costs], dtype=FRONTEND)[0],
-    )
+    loads = (loading.host_base_ms, loading.host_per_rank_ms, loading.disk_base_ms, loading.disk_per_rank_ms)
+    front_end = np.array([costs], dtype=FRONTEND)[0]
+    return Law(coefficient_vector(latency), law_settings(profile), np.array(loads), front_end)
