@@ -72,9 +72,7 @@ def summary(scored: Sequence[ScoredRun]) -> dict[str, float]:
     queued, light = regime_errors(scored, "queueing+starved"), regime_errors(scored, "light")
     started = [j for j in scored if j.predicted and j.run.ok]
     found = {
-        "throughput_smape": everything["throughput"],
-        "tpot_smape": everything["tpot"],
-        "itl_smape": everything["itl"],
+        **{f"{name}_smape": everything[name] for name in ("throughput", "tpot", "itl")},
         "ttft_queued_smape": queued["ttft"],
         "ttft_median_light_smape": light["ttft_median"],
         "starvation_macro_f1": macro_f1([(j.starved, j.run.starved) for j in started]),

@@ -27,17 +27,8 @@ from packer.errors import (
     shown,
 )
 
-GROUPS = {
-    "cache": "packer.caches",
-    "engine": "packer.engines",
-    "objective": "packer.objectives",
-    "placement": "packer.placements",
-    "predictor": "packer.predictors",
-    "router": "packer.routers",
-    "solver": "packer.solvers",
-    "system": "packer.systems",
-    "tuning policy": "packer.tuning",
-}
+_KINDS = ("cache", "engine", "objective", "placement", "predictor", "router", "solver", "system")
+GROUPS = {**{kind: f"packer.{kind}s" for kind in _KINDS}, "tuning policy": "packer.tuning"}
 
 CONTRACTS = {
     "cache": "packer.twin.cluster.caching:CachePolicy",

@@ -188,8 +188,7 @@ def _header(
     return {
         "kind": kind.name,
         "family": kind.family,
-        "profile": data.spec.profile,
-        "fingerprint": data.spec.fingerprint,
+        **{name: getattr(data.spec, name) for name in ("profile", "fingerprint")},
         "dataset": data.digest,
         "rows": len(data),
         "rows_used": min(len(data), kind.max_rows or len(data)),

@@ -91,25 +91,18 @@ def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
         timeline["kv_blocks"] = sizes @ state.timeline["kv_blocks"] / sizes[0]
     # Requests of one server count from their arrival there, those of the cluster from their arrival at the router.
     sent_s = state.sent_s[of] if server is None else requests["sent_s"]
+    each, none = None if state.ahead is None else state.ahead.each, np.zeros(len(state.ranks), dtype=np.int64)
     return Raw(
         RequestTrace(sent_s, state.adapter[of], prompt, output, end_s=end_s),
-        np.zeros(len(state.ranks), dtype=np.int64),  # refused requests are among the rows
+        none,  # refused requests are among the rows
         float((prompt + output).sum()),
         np.where(arrived, requests["first_seen_s"], np.nan),
         np.where(arrived, requests["finish_seen_s"], np.nan),
         (requests["status"] == rows.FINISHED) & (requests["finish_seen_s"] <= end_s),
-        total,
-        state.histogram[one].sum(axis=0),
-        timeline,
-        np.zeros(0),
-        requests,
-        _sums(state.tuning.job[one])[0],
-        _found(state, of),
-        None
-        if state.ahead is None or state.ahead.each is None
-        else DraftTotals.of(state.ahead.each.whole[one]),
-        refused[of],
-    )
+        total, state.histogram[one].sum(axis=0), timeline, np.zeros(0), requests,
+        _sums(state.tuning.job[one])[0], _found(state, of),
+        None if each is None else DraftTotals.of(each.whole[one]), refused[of],
+    )  # fmt: skip
 
 
 def _sums(records: Record) -> Record:
