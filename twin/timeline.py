@@ -66,17 +66,16 @@ def _figures(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 def requests_frame(sim: Run) -> pl.DataFrame:
     """See `Run.requests`."""
-    names, raw = np.array(sim.workload.names, dtype=object), sim.raw
+    names, raw, server = np.array(sim.workload.names, dtype=object), sim.raw, sim.server_of_requests
     columns: dict[str, Any] = {
         "request": np.arange(len(raw.requests)),
         "adapter": pl.Series(names[raw.requests.adapter].tolist(), dtype=pl.String),
-        "server": sim.server_of_requests,
+        "server": pl.Series(np.where(server >= 0, server, np.nan), nan_to_null=True).cast(pl.Int64),
         "sent_s": raw.requests.time_s,
         **{name: getattr(raw, name) for name in ("first_s", "finish_s")},
         **{name: getattr(raw.requests, name) for name in ("input_tokens", "output_tokens")},
     }
-    frame = pl.DataFrame(columns).with_columns(pl.col("first_s", "finish_s").fill_nan(None))
-    return frame.with_columns(pl.when(pl.col("server") >= 0).then("server").alias("server"))
+    return pl.DataFrame(columns, nan_to_null=True)  # no lazy query, whose threads hang in forked processes
 
 
 def timeline_frame(sim: Run) -> pl.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import polars as pl
 import pytest
 
 from packer.adapter import Adapter
@@ -68,3 +69,10 @@ def test_a_server_is_busy_for_no_more_than_all_of_a_bin(make_profile: MakeProfil
     slow = make_profile(latency=LatencySpec("linear", {"base_ms": 4000.0}))
     sim = simulate(Workload([Adapter("a", 8, 1.0)]), slow, max_loras=1, duration_s=40.0, timeline_bin_s=1.0)
     assert sim.server_timeline["busy_share"].max() == 1.0
+
+
+def test_requests_start_no_threads_of_polars(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of requests runs no lazy query: its threads hang in processes that are forked later."""
+    monkeypatch.setattr(pl.LazyFrame, "collect", None)
+    run = simulate(Workload([Adapter("a", 8, 1.0)]), toy_profile, max_loras=1, duration_s=9.0)
+    assert run.requests.height == run.sent > 0
