@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -111,14 +112,13 @@ def test_nothing_is_applied_to_a_server_that_answers_so(
     assert {path for path, _ in server.calls} <= {"/v1/models", "/metrics"}
 
 
-def load(server: StandIn, answer: Answer) -> results.LoadResult:
-    """Three requests of two tokens, answered so."""
+def load(server: StandIn, answer: Answer, patience_s: float = 0.4) -> results.LoadResult:
+    """Three requests of two tokens, answered so. `patience_s`: how long the answers may take."""
     server.raw = {"/v1/completions": answer}
     n = np.ones(3, dtype=np.int64)
     trace = RequestTrace(0.01 * np.arange(3), 0 * n, 5 * n, 2 * n)
-    return asyncio.run(
-        run_load(LoadJob(server.url, ("a",), trace, 0.1, drain_s=0.4, stall_s=0.3, metrics_interval_s=0.0))
-    )
+    job = LoadJob(server.url, ("a",), trace, 0.1, drain_s=patience_s, metrics_interval_s=0.0)
+    return asyncio.run(run_load(replace(job, stall_s=0.75 * patience_s)))
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -159,7 +159,7 @@ def test_a_server_with_a_bad_certificate_is_asked_nothing(
 def test_an_idle_connection_is_not_used_again(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM closes connections that were idle for 5 s: a request on one that is just being closed would fail."""
     assert client.KEEP_ALIVE_S < 5
-    monkeypatch.setattr(client, "KEEP_ALIVE_S", 0.001)
+    monkeypatch.setattr(client, "KEEP_ALIVE_S", 1e-9)
     connections = set()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -167,7 +167,7 @@ def test_an_idle_connection_is_not_used_again(server: StandIn, monkeypatch: pyte
         connections.add(handler.client_address)
         ok(EVENT * 2 + b"data: [DONE]\n\n")(handler)
 
-    assert len(load(server, answer).done) == 3
+    assert len(load(server, answer, 20.0).done) == 3
     assert len(connections) == 3
 
 
@@ -178,5 +178,5 @@ def test_a_gateway_may_write_events_in_its_own_way(
     """Spaces in JSON, and none after the field's name: the events are vLLM's all the same."""
     objects = (TOKEN, TOKEN, usage(prompt_tokens=5, completion_tokens=2))
     lines = [*(json.dumps(each, separators=separators).encode() for each in objects), DONE]
-    found = load(server, sent(STREAM + b"".join(begin + line + b"\n\n" for line in lines)))
+    found = load(server, sent(STREAM + b"".join(begin + line + b"\n\n" for line in lines)), 20.0)
     assert (len(found.done), found.errors) == (3, {})

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,26 @@ def test_an_endless_answer_ends_at_the_limit(serve: Callable[[Script], str]) -> 
 
     with pytest.raises(OSError, match="more than 100,000 bytes"):
         ask(Address(serve(endless)), "/", limit_bytes=100_000, total_s=60.0)
+
+
+def test_an_address_that_leads_nowhere_hides_no_other(
+    serve: Callable[[Script], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name may have an address that is not routed, as of IPv6: the next one is asked in time."""
+    port = int(serve(lambda send, _head: send(OK)).rpartition(":")[2])
+    with socket.socket() as silent, ExitStack() as stack:
+        silent.bind(("127.0.0.2", port))
+        silent.listen(0)
+        for _ in range(4):  # a full queue answers no further connection
+            full = stack.enter_context(socket.socket())
+            full.setblocking(False)
+            full.connect_ex(("127.0.0.2", port))
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{k}", port)) for k in (2, 1)]
+        real = socket.getaddrinfo
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda host, *a, **k: found if host == "both" else real(host, *a, **k)
+        )
+        assert ask(Address(f"http://both:{port}"), "", limit_bytes=9, total_s=2.0) == (200, b"ok")
 
 
 def test_a_cut_answer_is_refused(serve: Callable[[Script], str]) -> None:
