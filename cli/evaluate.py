@@ -139,14 +139,9 @@ class ObservedTraffic(MeasuredTraffic):
 
 @command
 def evaluate(
-    file: PlanArgument,
-    changes: Changes,
-    traffic: ObservedTraffic,
-    metrics: PrometheusOptions,
-    reading: PlanLogOptions,
-    ranks: RankOptions,
-    out: Writing,
-) -> int:
+    file: PlanArgument, changes: Changes, traffic: ObservedTraffic, metrics: PrometheusOptions,
+    reading: PlanLogOptions, ranks: RankOptions, out: Writing,
+) -> int:  # fmt: skip
     """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
     Servers keep their settings; an adapter that comes, or whose server is lost, goes to the least loaded one with
@@ -224,13 +219,9 @@ def _routed(plan: packer.Plan, changes: Changes, out: Writing) -> int:
 
 
 def _follow(
-    plan: packer.Plan,
-    read: Callable[[], Seen],
-    changes: Changes,
-    traffic: ObservedTraffic,
-    ranks: RankOptions,
-    out: Writing,
-) -> int:
+    plan: packer.Plan, read: Callable[[], Seen], changes: Changes, traffic: ObservedTraffic,
+    ranks: RankOptions, out: Writing,
+) -> int:  # fmt: skip
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
     from packer.io.workloads import write_workload
     from packer.operate.drift import with_base

@@ -23,13 +23,9 @@ PREDICTED = (
 
 
 def predicted(
-    workload: packer.Workload,
-    profile: packer.Profile,
-    server: ServerArguments,
-    seed: int,
-    files: SimulationFiles,
-    out: Writing,
-) -> None:
+    workload: packer.Workload, profile: packer.Profile, server: ServerArguments, seed: int,
+    files: SimulationFiles, out: Writing,
+) -> None:  # fmt: skip
     """Print the figures of a predictor instead of a simulation."""
     from packer.operate.predict import predict
 

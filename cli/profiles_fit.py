@@ -116,12 +116,9 @@ def _improve(base: packer.Profile, given: Measurements, out: Writing) -> None:
 
 
 def _finish(
-    profile: packer.Profile,
-    errors: dict[str, Any],
-    tables: Callable[[], list[Table]],
-    given: Measurements,
+    profile: packer.Profile, errors: dict[str, Any], tables: Callable[[], list[Table]], given: Measurements,
     out: Writing,
-) -> None:
+) -> None:  # fmt: skip
     """Write the profile and print its step law, errors and fingerprint."""
     from packer.io.profiles import write_profile
 

@@ -199,13 +199,9 @@ def simulate(
 
 
 def _simulated(
-    workload: packer.Workload,
-    kind: OneProfile,
-    server: ServerArguments,
-    run: RunOptions,
-    system: SystemArgument,
-    out: Writing,
-) -> Sequence[packer.Run]:
+    workload: packer.Workload, kind: OneProfile, server: ServerArguments, run: RunOptions,
+    system: SystemArgument, out: Writing,
+) -> Sequence[packer.Run]:  # fmt: skip
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.system import judged, load_system, placed
     from packer.twin.uncertainty import repeated

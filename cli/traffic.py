@@ -194,14 +194,9 @@ class PrometheusOptions:
         return source_named(self.gateway, **given)
 
     def read(
-        self,
-        *,
-        span_s: float,
-        window_s: float,
-        save_path: str | None = None,
-        skip: Collection[str] = (),
+        self, *, span_s: float, window_s: float, save_path: str | None = None, skip: Collection[str] = (),
         by_clock: bool = False,
-    ) -> Metrics:
+    ) -> Metrics:  # fmt: skip
         """Read metrics from the server or the saved file. `by_clock`: windows start at multiples of their length."""
         import json
 

@@ -78,13 +78,9 @@ class BenchRun:
 
 
 def beside_bench(
-    path: str | os.PathLike[str],
-    profile: Profile,
-    *,
-    fleet: Workload | None = None,
-    server: Bin | None = None,
-    seed: int = 0,
-) -> list[BenchRun]:
+    path: str | os.PathLike[str], profile: Profile, *, fleet: Workload | None = None,
+    server: Bin | None = None, seed: int = 0,
+) -> list[BenchRun]:  # fmt: skip
     """Predict each run in a result file of `vllm bench serve`.
 
     `profile`: of the server. `fleet`, `server`: the adapters that the requests were for and the server's slots; None:

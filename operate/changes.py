@@ -27,13 +27,9 @@ class Changed:
 
 
 def changed_plan(
-    plan: Plan,
-    *,
-    rate_factor: float = 1.0,
-    add: Sequence[Adapter] = (),
-    remove: Collection[str] = (),
+    plan: Plan, *, rate_factor: float = 1.0, add: Sequence[Adapter] = (), remove: Collection[str] = (),
     lose: Collection[int] = (),
-) -> Changed:
+) -> Changed:  # fmt: skip
     """The plan's servers after rates change, adapters are added or removed, and servers are lost.
 
     Servers keep their `max_loras` and `max_lora_rank`. A new adapter, or one whose only server is lost, goes where

@@ -37,12 +37,9 @@ class Requests:
         return self._mixes[s][1] if s in self._mixes else math.inf
 
     def learn(
-        self,
-        now_s: float,
-        loads: Mapping[int, Mapping[int, float]],
-        samples: Mapping[int, Sampled],
+        self, now_s: float, loads: Mapping[int, Mapping[int, float]], samples: Mapping[int, Sampled],
         hit_rate: Callable[[int], float | None],
-    ) -> dict[int, list[str]]:
+    ) -> dict[int, list[str]]:  # fmt: skip
         """Adopt measurements that differ from what is known by more than their error; return these by server, in words.
 
         vLLM's counters do not tell adapters apart: all adapters with most of their load on a server get its factor. A

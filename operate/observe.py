@@ -29,15 +29,9 @@ from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
 def observe_log(
-    log: Trace,
-    ranks: Ranks,
-    view: View = BUSIEST,
-    *,
-    named: Named = AS_LOGGED,
-    window_s: float = HOUR_S,
-    rate_factor: float = 1.0,
-    replay: bool = False,
-) -> Observed:
+    log: Trace, ranks: Ranks, view: View = BUSIEST, *, named: Named = AS_LOGGED, window_s: float = HOUR_S,
+    rate_factor: float = 1.0, replay: bool = False,
+) -> Observed:  # fmt: skip
     """The fleet of a log (`packer.traces.read.read_trace`), all rates times a factor; `replay`: with its requests."""
     trace, notes = named.of(log, ranks)
     notes += log.notes

@@ -48,15 +48,9 @@ class Prediction:
 
 
 def predict(
-    fleet: Workload,
-    profile: Profile,
-    predictor: str | Predictor,
-    *,
-    max_loras: int,
-    max_lora_rank: int | None = None,
-    seed: int = 0,
-    explain: bool = False,
-) -> Prediction:
+    fleet: Workload, profile: Profile, predictor: str | Predictor, *, max_loras: int,
+    max_lora_rank: int | None = None, seed: int = 0, explain: bool = False,
+) -> Prediction:  # fmt: skip
     """Evaluate one server that gets the whole fleet.
 
     `explain`: add which rules fired, or which features had the most influence. The others: as for

@@ -129,14 +129,9 @@ def is_log(path: str | os.PathLike[str], *, assumed: bool = False) -> bool:
 
 
 def fleet_for(
-    path: str | os.PathLike[str],
-    ranks: Ranks,
-    *,
-    view: View = BUSIEST,
-    fields: Fields = USUAL,
-    named: Named = AS_LOGGED,
-    base: Collection[str] = (),
-) -> tuple[Workload, Observed | None]:
+    path: str | os.PathLike[str], ranks: Ranks, *, view: View = BUSIEST, fields: Fields = USUAL,
+    named: Named = AS_LOGGED, base: Collection[str] = (),
+) -> tuple[Workload, Observed | None]:  # fmt: skip
     """The fleet of a log of requests or of a workload file, and for a log what was observed.
 
     `base`: names of the base model, with any owner and case: its requests in a log have no adapter.

@@ -20,13 +20,9 @@ from packer.workload import Workload
 
 
 def measured(
-    results: Sequence[Result],
-    fleets: Sequence[Workload],
-    launch: Launch,
-    folder: Path,
-    spec: ValidationSpec,
+    results: Sequence[Result], fleets: Sequence[Workload], launch: Launch, folder: Path, spec: ValidationSpec,
     progress: Progress = silent,
-) -> list[Result]:
+) -> list[Result]:  # fmt: skip
     """Results with figures of real servers, equal ones measured once; `folder` keeps them to resume."""
     found = list(results)
     for fleet in fleets:
@@ -70,13 +66,9 @@ def _key(fleet: Workload, bin_: Bin) -> str:
 
 
 def measure_plans(
-    plans: Mapping[str, Plan],
-    fleet: Workload,
-    launch: Launch,
-    folder: Path,
-    spec: ValidationSpec,
+    plans: Mapping[str, Plan], fleet: Workload, launch: Launch, folder: Path, spec: ValidationSpec,
     progress: Progress = silent,
-) -> dict[str, list[BinReport]]:
+) -> dict[str, list[BinReport]]:  # fmt: skip
     """Measure each plan's bins (name → plan) on real servers, equal bins once; resumes in the same folder."""
     keys = {name: [_key(fleet, item) for item in plan.bins] for name, plan in plans.items()}
     bins = {key: item for name, own in keys.items() for key, item in zip(own, plans[name].bins, strict=True)}

@@ -197,16 +197,9 @@ def fewest_loads(rates: FloatArray, tokens: FloatArray, gpus: Sequence[int]) -> 
 
 
 def rehearse(
-    plan: Plan,
-    fleet: Workload,
-    *,
-    servers: int | None = None,
-    failures_per_day: float = 1.0,
-    beside: bool = True,
-    period_s: float = 60.0,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Rehearsal:
+    plan: Plan, fleet: Workload, *, servers: int | None = None, failures_per_day: float = 1.0,
+    beside: bool = True, period_s: float = 60.0, seed: int = 0, progress: Progress = silent,
+) -> Rehearsal:  # fmt: skip
     """Run a trace through the controller, and through what it is compared with, with the same failures.
 
     `plan`: the servers that run at the start. Further servers are of its kind with the largest rank and most slots.
@@ -279,14 +272,9 @@ def _as_planned(fleet: Workload, planned: Workload) -> Workload:
 
 
 def _beside(
-    fleet: Workload,
-    plan: Plan,
-    kind: ServerKind,
-    rates: FloatArray,
-    run: Callable[..., Rehearsed],
-    count: int,
-    seed: int,
-) -> list[Rehearsed]:
+    fleet: Workload, plan: Plan, kind: ServerKind, rates: FloatArray, run: Callable[..., Rehearsed],
+    count: int, seed: int,
+) -> list[Rehearsed]:  # fmt: skip
     """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
     peak = with_rates(fleet, rates[int(np.argmax(rates @ fleet.mean_tokens))])
     static = solve(

@@ -146,15 +146,9 @@ def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
 
 
 def replay(
-    workload: Workload,
-    trace: RequestTrace,
-    windows: Sequence[Window],
-    *,
-    startup_s: float = 0.0,
-    moves: int = 0,
-    slo: GoalLike | None = None,
-    seed: int = 0,
-) -> Day:
+    workload: Workload, trace: RequestTrace, windows: Sequence[Window], *, startup_s: float = 0.0,
+    moves: int = 0, slo: GoalLike | None = None, seed: int = 0,
+) -> Day:  # fmt: skip
     """Serve a day's requests by the servers of each window in turn, in one run of the cluster twin.
 
     At the end of a window its servers keep their requests; servers that are not in the next window get no more requests

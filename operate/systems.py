@@ -71,12 +71,9 @@ class Trials:
             checks.integer("jobs other than -1", self.jobs, low=1, high=1024)
 
     def run(
-        self,
-        workload: Workload,
-        placed_systems: Sequence[tuple[System, Cluster]],
-        seeds: int,
+        self, workload: Workload, placed_systems: Sequence[tuple[System, Cluster]], seeds: int,
         progress: Progress = silent,
-    ) -> list[SystemResult]:
+    ) -> list[SystemResult]:  # fmt: skip
         """The result of each system over `seeds` seeds, on its own cluster, on which adapters are placed already."""
         given = {"workload": workload, "router": self.router, "duration_s": self.duration_s, "slo": self.slo}
         given["stats_interval_s"] = self.stats_age_s
@@ -129,15 +126,10 @@ def compare_systems(
 
 @public
 def servers_needed(
-    workload: Workload,
-    cluster: Cluster,
-    system: str | os.PathLike[str] | System,
-    trials: Trials | None = None,
-    *,
-    share: float | None = None,
-    most: int = 1024,
+    workload: Workload, cluster: Cluster, system: str | os.PathLike[str] | System,
+    trials: Trials | None = None, *, share: float | None = None, most: int = 1024,
     progress: Progress = silent,
-) -> SystemResult | None:
+) -> SystemResult | None:  # fmt: skip
     """The result with the fewest equal servers at which the mean SLO attainment reaches `share`.
 
     Every number of servers is tried in turn, because attainment need not grow with servers. A number is given up after

@@ -81,12 +81,9 @@ class RequestTrace:
 
     @classmethod
     def unchecked(
-        cls,
-        time_s: npt.NDArray[np.float64],
-        adapter: npt.NDArray[np.int64],
-        input_tokens: npt.NDArray[np.int64],
-        output_tokens: npt.NDArray[np.int64],
-    ) -> RequestTrace:
+        cls, time_s: npt.NDArray[np.float64], adapter: npt.NDArray[np.int64],
+        input_tokens: npt.NDArray[np.int64], output_tokens: npt.NDArray[np.int64],
+    ) -> RequestTrace:  # fmt: skip
         """A trace of simulated requests from its columns, without checks."""
         made, write = object.__new__(cls), object.__setattr__
         given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0, 0.0)

@@ -233,18 +233,10 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
 
 
 def outcome(
-    best: FrontierPoint,
-    points: Sequence[FrontierPoint],
-    rooms: Sequence[Room],
-    slo: Goal,
-    *,
-    breaking: int | None,
-    reachable: bool = True,
-    limited: bool = False,
-    spare: int = 0,
-    needed: float = 0.0,
+    best: FrontierPoint, points: Sequence[FrontierPoint], rooms: Sequence[Room], slo: Goal, *,
+    breaking: int | None, reachable: bool = True, limited: bool = False, spare: int = 0, needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
-) -> str:
+) -> str:  # fmt: skip
     """The text of a decision: a line that follows the servers' names and says whether the goal holds, then what the
     servers give.
 

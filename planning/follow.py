@@ -86,13 +86,9 @@ def refitted(
 
 
 def nearby(
-    fleet: Workload,
-    old: Sequence[Bin],
-    servers: int,
-    holds: Callable[[Bin], bool],
-    parts: Mapping[int, int] = MappingProxyType({}),
-    most: int = MOST_REPLICAS,
-) -> Iterator[list[Bin]]:
+    fleet: Workload, old: Sequence[Bin], servers: int, holds: Callable[[Bin], bool],
+    parts: Mapping[int, int] = MappingProxyType({}), most: int = MOST_REPLICAS,
+) -> Iterator[list[Bin]]:  # fmt: skip
     """Yield plans on at most `servers` servers: the running ones with new adapters placed; then with the fewest
     adapters moved off servers that do not hold; then with one adapter of each such server exchanged for a lighter one;
     then, `REPAIRS` times, with adapters moved from servers that still do not hold to servers that do.
@@ -110,13 +106,9 @@ def nearby(
 
 
 def _repaired(
-    fleet: Workload,
-    kept: Sequence[Bin],
-    servers: int,
-    holds: Callable[[Bin], bool],
-    split: Mapping[int, int],
-    most: int,
-) -> Iterator[list[Bin]]:
+    fleet: Workload, kept: Sequence[Bin], servers: int, holds: Callable[[Bin], bool],
+    split: Mapping[int, int], most: int,
+) -> Iterator[list[Bin]]:  # fmt: skip
     """Yield the plans of `nearby` on servers of which none is closed, with the adapters of `split` spread anew."""
     spread = partial(_spread, fleet, holds, split, most)
     yield (full := _placed(fleet, kept, len(kept), spread=spread))
@@ -197,12 +189,9 @@ def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[
 
 
 def _placed(
-    fleet: Workload,
-    bins: Sequence[Bin],
-    servers: int,
-    full: Collection[int] = (),
+    fleet: Workload, bins: Sequence[Bin], servers: int, full: Collection[int] = (),
     spread: Callable[[list[dict[int, float]], Callable[[int, Held], Bin]], None] = lambda _held, _made: None,
-) -> list[Bin]:
+) -> list[Bin]:  # fmt: skip
     """The servers, and new ones up to `servers`, with all missing adapters: the heaviest first, each on the server with
     the least load that is not `full`.
 
@@ -224,13 +213,9 @@ def _placed(
 
 
 def _spread(
-    fleet: Workload,
-    holds: Callable[[Bin], bool],
-    parts: Mapping[int, int],
-    most: int,
-    held: list[dict[int, float]],
-    made: Callable[[int, Held], Bin],
-) -> None:
+    fleet: Workload, holds: Callable[[Bin], bool], parts: Mapping[int, int], most: int,
+    held: list[dict[int, float]], made: Callable[[int, Held], Bin],
+) -> None:  # fmt: skip
     """Spread each adapter of `parts`, hottest first, over the fewest servers that hold with it, at least as many as it
     has parts; over `most` if none hold. Those that have it come first, then those with the least load."""
     tok_s, high = fleet.offered_tok_s_by_adapter, min(most, len(held))

@@ -150,12 +150,9 @@ class KeptHours:
         self.hours.insert(0, hour)
 
     def used(
-        self,
-        bins: Sequence[Bin],
-        hours: Sequence[Hour] | None = None,
-        most: Sequence[float] | None = None,
+        self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None, most: Sequence[float] | None = None,
         then: Sequence[tuple[Job, float]] = (),
-    ) -> list[float]:
+    ) -> list[float]:  # fmt: skip
         """The share of its limits that each server uses in the worst of `hours` (None: all kept hours).
 
         A server that uses `most` of its limits in one hour, or starves or queues, is not simulated in the next hour.

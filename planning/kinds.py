@@ -213,12 +213,9 @@ class Mix(Deployment):
 
 
 def _merged(
-    workload: Workload,
-    chosen: Sequence[tuple[tuple[int, ...], Option]],
-    options: Sequence[Option],
-    margins: Mapping[Profile, float],
-    runtime_s: float,
-) -> Plan:
+    workload: Workload, chosen: Sequence[tuple[tuple[int, ...], Option]], options: Sequence[Option],
+    margins: Mapping[Profile, float], runtime_s: float,
+) -> Plan:  # fmt: skip
     """One plan of the best option of each model."""
     plans = [option.plan for _, option in chosen]
     first = plans[0]

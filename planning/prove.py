@@ -17,14 +17,9 @@ ONE_GPU = "at least one server"
 
 
 def prove(
-    problem: Problem,
-    most: float,
-    *,
-    known: Bound | None = None,
-    verified: bool | None = None,
-    simulated: bool = True,
-    search: Problem | None = None,
-) -> Bound | None:
+    problem: Problem, most: float, *, known: Bound | None = None, verified: bool | None = None,
+    simulated: bool = True, search: Problem | None = None,
+) -> Bound | None:  # fmt: skip
     """The best bound on GPUs, or on their price per hour: from a solver, by load alone, or from a search.
 
     The bound by load is the twin's. It holds for plans that the twin evaluated, or confirmed at the rates as given. For

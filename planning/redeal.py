@@ -29,12 +29,9 @@ SPREAD = 0.3
 
 
 def dealt_anew(
-    kept: KeptHours,
-    plans: Sequence[Sequence[Bin]],
-    hours: Sequence[Hour],
-    over: Callable[[], bool],
+    kept: KeptHours, plans: Sequence[Sequence[Bin]], hours: Sequence[Hour], over: Callable[[], bool],
     copies: int = 1,
-) -> list[Bin] | None:
+) -> list[Bin] | None:  # fmt: skip
     """The plan with the fewest servers that break their limits in an hour, redistributed so that none does.
 
     A server that breaks its limits in one hour of several, or by little, carries no more load than others: a quiet

@@ -131,13 +131,9 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
 
 
 def hot_alone(
-    fleet: Workload,
-    profile: Profile,
-    parts: Mapping[int, int | None],
-    n_gpus: int,
-    allowed: int | None,
+    fleet: Workload, profile: Profile, parts: Mapping[int, int | None], n_gpus: int, allowed: int | None,
     placed: Callable[[Workload, int], Sequence[Bin]],
-) -> Iterator[tuple[Bin, ...]]:
+) -> Iterator[tuple[Bin, ...]]:  # fmt: skip
     """Yield servers with one part each of the adapters that have `parts`, and the other adapters on the servers left.
 
     Servers that the others do not need get further parts. Nothing if no adapter has parts, if there are too few
@@ -161,14 +157,9 @@ def hot_alone(
 
 
 def on_all(
-    fleet: Workload,
-    profile: Profile,
-    n_gpus: int,
-    least: float,
-    placed: Callable[[Workload, int], Sequence[Bin]],
-    *,
-    all_slots: bool = False,
-) -> Iterator[tuple[Bin, ...]]:
+    fleet: Workload, profile: Profile, n_gpus: int, least: float,
+    placed: Callable[[Workload, int], Sequence[Bin]], *, all_slots: bool = False,
+) -> Iterator[tuple[Bin, ...]]:  # fmt: skip
     """Yield servers that each have an equal part of every adapter with a load of at least `least` tok/s.
 
     Nothing if there is no such adapter, or if `placed` has no place for some of the others. `all_slots`: a slot for

@@ -61,14 +61,9 @@ def with_most_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:
 
 
 def with_best_slots(
-    kept: KeptHours,
-    bins: Sequence[Bin],
-    hours: Sequence[Hour],
-    over: Callable[[], bool],
-    *,
-    tight: float = TIGHT,
-    alike: bool = False,
-) -> list[Bin]:
+    kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool], *,
+    tight: float = TIGHT, alike: bool = False,
+) -> list[Bin]:  # fmt: skip
     """Each server with the number of slots that keeps its limits best, starting from `likely_slots`.
 
     In the first hour, try more slots for servers that use > `tight` of their limits, the worst server first. If that
@@ -95,12 +90,9 @@ def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bo
 
 
 def _settled(
-    kept: KeptHours,
-    bins: Sequence[Bin],
-    hours: Sequence[Hour],
-    over: Callable[[], bool],
+    kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool],
     tight: float = TIGHT,
-) -> tuple[list[Bin], list[float]]:
+) -> tuple[list[Bin], list[float]]:  # fmt: skip
     """The servers with the slots found, and the share of its limits that each server uses.
 
     Try more slots for servers that use > `tight` of their limits, then fewer for servers that break their limits for
@@ -121,14 +113,9 @@ def _settled(
 
 
 def _climb(
-    kept: KeptHours,
-    best: list[Bin],
-    used: list[float],
-    hours: Sequence[Hour],
-    way: tuple[int, float],
-    open_: set[int],
-    over: Callable[[], bool],
-) -> None:
+    kept: KeptHours, best: list[Bin], used: list[float], hours: Sequence[Hour], way: tuple[int, float],
+    open_: set[int], over: Callable[[], bool],
+) -> None:  # fmt: skip
     """Replace each server by its best neighbour if that uses less of its limits.
 
     `way`: number of neighbours, above or (if negative) below; share of its limits that a server must exceed.

@@ -91,14 +91,9 @@ def nice_step(rough: float) -> float:
 
 
 def chart(
-    panel: Panel,
-    *,
-    width: int = 340,
-    height: int = 220,
-    x_format: Format = "{:g}".format,
-    from_zero: bool = True,
-    many: bool = False,
-) -> Chart:
+    panel: Panel, *, width: int = 340, height: int = 220, x_format: Format = "{:g}".format,
+    from_zero: bool = True, many: bool = False,
+) -> Chart:  # fmt: skip
     """The panel as an `svg` element with title, unit and legend; colours are the CSS classes `c0` … `c6`."""
     chosen = (k if series.color is None else series.color for k, series in enumerate(panel.series))
     coloured = [(each, f"c{k % len(SERIES)}") for each, k in zip(panel.series, chosen, strict=True)]

@@ -77,16 +77,10 @@ tenth of a second."""
 
 
 def write_report(
-    plan: Plan,
-    path: str | os.PathLike[str],
-    *,
-    predictor: str | None = None,
-    curves: int = DEFAULT_CURVES,
-    comparison: Sequence[Mapping[str, object]] = (),
-    seed: int | None = None,
-    force: bool = True,
+    plan: Plan, path: str | os.PathLike[str], *, predictor: str | None = None, curves: int = DEFAULT_CURVES,
+    comparison: Sequence[Mapping[str, object]] = (), seed: int | None = None, force: bool = True,
     progress: Progress = silent,
-) -> GrowthCurves | None:
+) -> GrowthCurves | None:  # fmt: skip
     """Write the page atomically, and return the growth curves that it shows.
 
     Latencies of adapters come from a simulated hour.

@@ -102,14 +102,9 @@ class Evaluator:
 
     @classmethod
     def load(
-        cls,
-        predictor: str | Predictor,
-        profiles: Sequence[Profile],
-        *,
-        seed: int = 0,
-        objective: Objective | None = None,
-        margin: Margin = 0.0,
-    ) -> Evaluator:
+        cls, predictor: str | Predictor, profiles: Sequence[Profile], *, seed: int = 0,
+        objective: Objective | None = None, margin: Margin = 0.0,
+    ) -> Evaluator:  # fmt: skip
         """An evaluator with the predictor of that name, one for each profile; an object is taken as it is."""
         if not isinstance(predictor, str):
             checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")

@@ -15,12 +15,9 @@ MOST_GPUS = 32
 
 
 def headroom(
-    workload: Workload,
-    bins: Sequence[Bin],
-    evaluator: Evaluator,
-    stop: Callable[[], bool] = lambda: False,
+    workload: Workload, bins: Sequence[Bin], evaluator: Evaluator, stop: Callable[[], bool] = lambda: False,
     factors: Sequence[float] = LEVELS,
-) -> tuple[float | None, ...]:
+) -> tuple[float | None, ...]:  # fmt: skip
     """For each bin the largest of the `factors` of its rates (ascending) at which it does not starve by the predictor.
 
     If `stop` ends the search early, the largest factor known to hold, None if none is known. None for a bin that

@@ -55,16 +55,10 @@ class Nearest:
     """
 
     def __init__(
-        self,
-        load: FloatArray,
-        held: Iterable[Mapping[int, float]],
-        serving: Sequence[int],
-        fits: Callable[[int, int], bool] = lambda _server, _adapter: True,
-        rooms: Sequence[int | None] = (),
-        roomless: Collection[int] = (),
-        refused: Collection[tuple[int, int]] = (),
-        order: Sequence[int] = (),
-    ) -> None:
+        self, load: FloatArray, held: Iterable[Mapping[int, float]], serving: Sequence[int],
+        fits: Callable[[int, int], bool] = lambda _server, _adapter: True, rooms: Sequence[int | None] = (),
+        roomless: Collection[int] = (), refused: Collection[tuple[int, int]] = (), order: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.refused, self.order = refused, list(order) or [0] * len(load)
         self.load, self.serving, self.fits, self.rooms = load, list(serving), fits, rooms
         self.roomless, self.left = set(roomless), list[int]()

@@ -45,12 +45,9 @@ class SlotSearch:
         """How many sizes of a bin a search evaluates at once."""
 
     def make(
-        self,
-        adapters: Sequence[int],
-        max_loras: int,
-        profile: Profile | None = None,
+        self, adapters: Sequence[int], max_loras: int, profile: Profile | None = None,
         shares: Sequence[float] = (),
-    ) -> Bin:
+    ) -> Bin:  # fmt: skip
         """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
         held, profile = tuple(adapters), profile or self.problem.profile
         rank = int(np.maximum.reduce(self.problem.workload.ranks[indices(held)]))
@@ -62,13 +59,9 @@ class SlotSearch:
         return self.make(adapters, min(most_slots(other), len(adapters)), other.profile)
 
     def first(
-        self,
-        adapters: IntArray,
-        sizes: Sequence[int],
-        max_loras: Sequence[int],
-        profile: Profile | None = None,
-        shares: FloatArray | None = None,
-    ) -> BinTable:
+        self, adapters: IntArray, sizes: Sequence[int], max_loras: Sequence[int],
+        profile: Profile | None = None, shares: FloatArray | None = None,
+    ) -> BinTable:  # fmt: skip
         """As `make`, one bin for each of the `sizes`: it holds that many of the first adapters of the list."""
         end, last = np.array(sizes), max(sizes)
         held, share = adapters[:last], ones(last) if shares is None else shares[:last]
@@ -88,14 +81,9 @@ class SlotSearch:
         return admitted
 
     def feasible(
-        self,
-        adapters: Sequence[int],
-        profile: Profile | None = None,
-        shares: Sequence[float] = (),
-        hint: int | None = None,
-        *,
-        thorough: bool = False,
-    ) -> Bin | None:
+        self, adapters: Sequence[int], profile: Profile | None = None, shares: Sequence[float] = (),
+        hint: int | None = None, *, thorough: bool = False,
+    ) -> Bin | None:  # fmt: skip
         """A bin of these adapters that holds, or None.
 
         Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the

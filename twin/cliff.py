@@ -87,16 +87,9 @@ def share(failures: int, runs: int) -> Chance:
 
 
 def cliff(
-    workload: Workload,
-    profile: Profile,
-    *,
-    max_loras: int,
-    seeds: int = SEEDS,
-    seed: int = 0,
-    jobs: int = 1,
-    progress: Progress = silent,
-    **settings: Any,
-) -> Cliff | None:
+    workload: Workload, profile: Profile, *, max_loras: int, seeds: int = SEEDS, seed: int = 0, jobs: int = 1,
+    progress: Progress = silent, **settings: Any,
+) -> Cliff | None:  # fmt: skip
     """The load factor at which a run of this server fails with the probability `PROBABILITY`.
 
     `workload`, `profile`, `max_loras`, `settings`: as `packer.twin.simulate.simulate` takes them; every rate is

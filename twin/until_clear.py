@@ -130,16 +130,9 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
 
 
 def evaluate_until_clear(
-    workload: Workload,
-    profile: Profile,
-    settings: Settings,
-    *,
-    seed: int = 0,
-    max_outstanding: int | None = None,
-    edge_seeds: int = EDGE_SEEDS,
-    workers: int = 1,
-    screened: bool = True,
-) -> ClearEvaluation:
+    workload: Workload, profile: Profile, settings: Settings, *, seed: int = 0,
+    max_outstanding: int | None = None, edge_seeds: int = EDGE_SEEDS, workers: int = 1, screened: bool = True,
+) -> ClearEvaluation:  # fmt: skip
     """Simulate one server until it is clear whether it starves.
 
     A short run suffices for servers that serve nearly everything without a queue and keep their latency limits, and

@@ -199,13 +199,9 @@ def _lines(found: Rehearsal) -> list[Table | str]:
 
 
 def _followed(
-    plan: packer.Plan,
-    fleet: packer.Workload,
-    given: Followed,
-    looks: Looks,
-    metrics: PrometheusOptions,
+    plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, metrics: PrometheusOptions,
     out: Writing,
-) -> int:
+) -> int:  # fmt: skip
 
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet

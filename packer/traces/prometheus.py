@@ -211,12 +211,9 @@ def _optional(answers: Mapping[str, Any], name: str) -> Series:
 
 
 def _metrics(
-    names: Sequence[str],
-    counts: FloatArray,
-    sums: Mapping[str, FloatArray],
-    times: Sequence[float],
+    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: Sequence[float],
     window_s: float,
-) -> Metrics:
+) -> Metrics:  # fmt: skip
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:

@@ -76,14 +76,9 @@ class Columns:
         return np.asarray(np.max([np.zeros_like(self.demand), *most], axis=0))
 
     def run(
-        self,
-        servers: IntArray,
-        schedule: Schedule,
-        enough: Callable[[], bool],
-        *,
-        basis: FloatArray | None = None,
-        rounds: float = math.inf,
-    ) -> None:
+        self, servers: IntArray, schedule: Schedule, enough: Callable[[], bool], *,
+        basis: FloatArray | None = None, rounds: float = math.inf,
+    ) -> None:  # fmt: skip
         """Generate patterns for `servers` of each kind (S,) until none improves the relaxation, or `enough()` is true.
         `basis`, (K, D): only consider weights `basis` @ prices, with D prices. Raises `OutOfTime`."""
         step = done = 0

@@ -34,12 +34,9 @@ class Master:
 
 
 def solve_relaxation(
-    patterns: IntArray | FloatArray,
-    demand: IntArray | FloatArray,
-    prices: FloatArray | None = None,
-    *,
+    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray | None = None, *,
     time_limit_s: float = np.inf,
-) -> Master | None:
+) -> Master | None:  # fmt: skip
     """Solve the linear relaxation over `patterns` (m, K) with `prices` (m,), 1 each if None. None if the patterns can't
     cover the demand (K,), or the time is up."""
     if not len(patterns):
@@ -101,14 +98,9 @@ def _by_pivots(
 
 
 def solve_integer(
-    patterns: IntArray | FloatArray,
-    demand: IntArray | FloatArray,
-    *,
-    time_limit_s: float,
-    prices: FloatArray | None = None,
-    exact_cover: bool = False,
-    most_bins: float = np.inf,
-) -> tuple[IntArray | None, bool]:
+    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, *, time_limit_s: float,
+    prices: FloatArray | None = None, exact_cover: bool = False, most_bins: float = np.inf,
+) -> tuple[IntArray | None, bool]:  # fmt: skip
     """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven.
 
     With `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False)

@@ -109,14 +109,9 @@ def _more(
 
 
 def price(
-    knapsacks: Knapsacks,
-    weights: FloatArray,
-    limit: IntArray,
-    sizes: FloatArray,
-    rng: np.random.Generator,
-    bases: IntArray,
-    n_starts: int = _STARTS,
-) -> IntArray:
+    knapsacks: Knapsacks, weights: FloatArray, limit: IntArray, sizes: FloatArray, rng: np.random.Generator,
+    bases: IntArray, n_starts: int = _STARTS,
+) -> IntArray:  # fmt: skip
     """Feasible bins (m, K) of high value, best first; none of more than `limit` (K,) of a class.
 
     Two methods: knapsacks at weights with noise from the seeded `rng`; and bins filled in order of value per size, from

@@ -8,15 +8,9 @@ _DOUBLINGS = 4
 
 
 def largest(
-    fits: Callable[[Sequence[int]], Sequence[bool]],
-    guess: int,
-    limit: int,
-    out_of_time: Callable[[], bool],
-    step: int = 1,
-    *,
-    low: int = 0,
-    batch: int = 1,
-) -> int:
+    fits: Callable[[Sequence[int]], Sequence[bool]], guess: int, limit: int, out_of_time: Callable[[], bool],
+    step: int = 1, *, low: int = 0, batch: int = 1,
+) -> int:  # fmt: skip
     """The largest n in ]low, limit] that fits; `low` (a number known to fit, or 0 for none) if there is none.
 
     Takes steps from the guess that double, up to the first number that is too large or down to the first that fits,

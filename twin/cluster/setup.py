@@ -161,13 +161,9 @@ def server_setups(
 
 
 def idle_servers(
-    work: Dispatch,
-    kinds: Mapping[str, Setup],
-    own: Sequence[Setup],
-    time_s: FloatArray,
-    marks: Marks,
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks,
     rows_each: int,
-) -> tuple[Servers, Engines]:
+) -> tuple[Servers, Engines]:  # fmt: skip
     """Return the servers before the first request, and their engines; `rows_each`: rows for adapters of a server."""
     cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)

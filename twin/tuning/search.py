@@ -83,15 +83,9 @@ def candidates(policy: str) -> Sequence[str]:
 
 
 def tuning_rows(
-    workload: Workload,
-    profile: Profile,
-    policies: Sequence[str],
-    *,
-    rate_factors: Sequence[float] = (1.0,),
-    max_loras: Sequence[int],
-    progress: Progress = silent,
-    **given: Any,
-) -> list[dict[str, Any]]:
+    workload: Workload, profile: Profile, policies: Sequence[str], *, rate_factors: Sequence[float] = (1.0,),
+    max_loras: Sequence[int], progress: Progress = silent, **given: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return one row for each number of slots, rate factor and policy; `given`: see `most_training`."""
     grid = [(slots, factor, policy) for slots in max_loras for factor in rate_factors for policy in policies]
     found = []
