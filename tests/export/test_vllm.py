@@ -228,7 +228,7 @@ def test_script_refuses_an_unknown_server(hostile_plan: Plan, tmp_path: Path) ->
     script.write_text(export_plan(hostile_plan, "vllm")["start.sh"])
     run = subprocess.run(["sh", script, "7"], capture_output=True, text=True, timeout=20, check=False)
     assert run.returncode == 2
-    assert "0 to 2" in run.stderr
+    assert "servers 0 1 2, or all" in run.stderr
 
 
 def test_script_starts_all(hostile_plan: Plan, tmp_path: Path) -> None:
