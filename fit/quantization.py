@@ -68,7 +68,8 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
         return WEIGHT_BITS[whole], whole
     if bits not in (4, 8) or method not in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
         rule = "expected quantization_config of fp8, mxfp4, gptq, awq, bitsandbytes, modelopt or compressed-tensors"
-        raise IncompatibleError(f"{os.fspath(path)}: {rule} with 4 or 8 bits, got {shown(given)}.")
+        near = "a copy of the file without it and --quantization awq (4 bits) or fp8 (8 bits) estimate the nearest"
+        raise IncompatibleError(f"{os.fspath(path)}: {rule} with 4 or 8 bits, got {shown(given)}; {near}.")
     size = said.get("group_size", _first_group(said).get("group_size", GROUP))
     scales = 16.0 / (size if isinstance(size, int) and size > 0 else GROUP)
     return float(bits) + (scales if bits == 4 else 0.0), "int8" if (bits, name) == (8, "gptq") else name

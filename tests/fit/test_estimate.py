@@ -164,7 +164,16 @@ def test_multimodal_configs_use_their_text_part(root: Path, tmp_path: Path) -> N
         ),
         ({"layer_types": ["sliding_attention"] * 40}, FileFormatError, "for each of the 32 layers, got 40"),
         ({"num_key_value_heads": 64}, FileFormatError, r"num_key_value_heads .*in \[1, 32\], got 64"),
-        ({"quantization_config": {"bits": 4}}, IncompatibleError, "with 4 or 8 bits, got"),
+        (
+            {"quantization_config": {"bits": 4}},
+            IncompatibleError,
+            "with 4 or 8 bits, got .*--quantization awq",
+        ),
+        (
+            {"model_type": "new"},
+            IncompatibleError,
+            "got 'new'. For an estimate of its kind, give the nearest",
+        ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, IncompatibleError, "4 or 8 bits"),
         ({"quantization_config": "int4"}, IncompatibleError, "4 or 8 bits"),
         ({"model_type": "gpt2"}, IncompatibleError, "vLLM serves it without LoRA"),

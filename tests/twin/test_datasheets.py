@@ -59,6 +59,11 @@ def test_another_gpu_is_given_by_its_data_sheet(tmp_path: Path) -> None:
         path.write_text(given + text)
         with pytest.raises(FileFormatError, match=said):
             datasheet(str(path))
+    path.write_text("[model]\n[gpu]\n[engine]\n")
+    with pytest.raises(
+        FileFormatError, match=r"expected a data sheet\. This is a profile: --profile takes it"
+    ):
+        datasheet(str(path))
 
 
 def test_sheets_make_sense() -> None:

@@ -31,9 +31,11 @@ def files(tmp_path: Path, root: Path, toy_plan: Callable[..., Plan]) -> dict[str
         "log of requests": tmp_path / "trace.csv.gz",
         "workload": root / "examples" / "workloads" / "paper-256.csv",
         "profile": root / "twin" / "profiles" / "h100-64gb" / "llama-3.1-8b-instruct.toml",
+        "data sheet": tmp_path / "card.toml",
         "cluster": root / "examples" / "clusters" / "four-h100.toml",
     }
     toy_plan(("a", "b"), gpus=1).save(found["plan"])
+    found["data sheet"].write_text("# A card.\ntitle = 'X'\nbandwidth_bytes_s = 1e12\n")
     found["log of requests"].write_bytes(gzip.compress(TRACE.encode()))
     return found
 
