@@ -150,11 +150,13 @@ class NaiveTwin:
         """When the client sends its next request, if that is known: it holds a semaphore for each that is open."""
         if not self.arrivals:
             return []
-        seen_s = sorted(request.finish_s for request in self.accepted if not math.isnan(request.finish_s))
+        sent_s = self.arrivals[0]
         to_end = len(self.accepted) + 1 - self.server.concurrency  # others that must end before
-        if to_end > len(seen_s):
-            return []
-        sent_s = max(self.arrivals[0], seen_s[int(to_end) - 1] if to_end > 0 else 0.0)
+        if to_end > 0:
+            seen_s = sorted(each.finish_s for each in self.accepted if not math.isnan(each.finish_s))
+            if to_end > len(seen_s):
+                return []
+            sent_s = max(sent_s, seen_s[int(to_end) - 1])
         return [sent_s] if sent_s < self.duration_s else []
 
     def _arrive(self, before_s: float) -> None:
@@ -342,8 +344,7 @@ class NaiveTwin:
         """Tokens come out of the requests whose prompt is whole; finished ones leave."""
         outputs = [request for request, new in scheduled.items() if request.computed + new >= request.tokens]
         seen_s = self.front_end.stream(self.now, len(outputs))
-        slices = np.array_split(np.arange(len(outputs)), math.ceil(len(outputs) / CHUNK_OUTPUTS) or 1)
-        last_of_slice = [outputs[part[-1]] for part in slices if len(part)]
+        last_of_slice = _last_of_slices(outputs)
         for request, new in scheduled.items():
             request.computed += new
             if request not in outputs:
@@ -372,3 +373,10 @@ class NaiveTwin:
                 self.front_end.sliced()
         if not outputs:
             self.front_end.sliced()
+
+
+def _last_of_slices(outputs: list[Request]) -> list[Request]:
+    if len(outputs) <= CHUNK_OUTPUTS:
+        return outputs[-1:]
+    slices = np.array_split(np.arange(len(outputs)), math.ceil(len(outputs) / CHUNK_OUTPUTS))
+    return [outputs[part[-1]] for part in slices]
