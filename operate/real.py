@@ -48,13 +48,10 @@ def figures_of(reports: Sequence[BinReport]) -> tuple[PlanFigures, tuple[str, ..
     memory_errors = [report.memory_error[1] for report in reports]
     started = [report for report, failed in zip(reports, memory_errors, strict=True) if not failed]
     figures = PlanFigures(
-        "vllm",
-        sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
-        mean("mean_ttft_ms", requests),
-        mean("mean_itl_ms", gaps),
-        sum(bool(report.starved[1]) for report in started),
-        sum(memory_errors),
-    )
+        "vllm", sum(report.mean("measured", "total_token_throughput") or 0.0 for report in reports),
+        mean("mean_ttft_ms", requests), mean("mean_itl_ms", gaps),
+        sum(bool(report.starved[1]) for report in started), sum(memory_errors),
+    )  # fmt: skip
     return figures, tuple(report.failure for report in started if report.failure is not None)
 
 

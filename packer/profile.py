@@ -224,13 +224,9 @@ class Profile:
         """Hash of everything that changes the twin's result: 16 hex digits; see `packer.fingerprint`."""
         terms = {key: value for key, value in self.latency.coefficients.items() if value != 0.0}
         return fingerprint(
-            model=replace(self.model, repository=None),
-            engine=self.engine,
-            memory=self.memory,
-            latency=replace(self.latency, coefficients=terms),
-            loading=self.loading,
-            frontend=self.frontend,
-        )
+            model=replace(self.model, repository=None), engine=self.engine, memory=self.memory,
+            latency=replace(self.latency, coefficients=terms), loading=self.loading, frontend=self.frontend,
+        )  # fmt: skip
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)

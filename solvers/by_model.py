@@ -199,15 +199,11 @@ def merged(problem: Problem, found: Sequence[Part], solutions: Sequence[Solution
     additive = problem.objective.minimises in ("gpus", "price") and len(bounds) == len(solutions)
     bound = sum(bounds) if additive else None
     return Solution(
-        tuple(bins[k] for k in order),
-        tuple(sorted(unplaced)),
-        tuple(reasons),
-        lower_bound=bound,
+        tuple(bins[k] for k in order), tuple(sorted(unplaced)), tuple(reasons), lower_bound=bound,
         bound_source=" + ".join(dict.fromkeys(one.bound_source for one in solutions)) if bound else "",
-        details=_details(found, solutions),
-        proven=bound is not None and all(one.proven for one in solutions),
+        details=_details(found, solutions), proven=bound is not None and all(one.proven for one in solutions),
         moves=Moves(tuple(sorted(moved)), tuple(servers[k] for k in order)) if continues else None,
-    )
+    )  # fmt: skip
 
 
 def _details(found: Sequence[Part], solutions: Sequence[Solution]) -> dict[str, object]:

@@ -133,12 +133,8 @@ def setup_gpu(given: GpuSetup, out: Writing) -> None:
     from packer.live.setup import setup_gpu as make
 
     launch = make(
-        place_of(given.folder, out),
-        Path(given.model),
-        given.gpu,
-        python=given.python,
-        ranks=list(given.ranks),
-        dummy_weights=not given.real_weights,
+        place_of(given.folder, out), Path(given.model), given.gpu, python=given.python,
+        ranks=list(given.ranks), dummy_weights=not given.real_weights,
         engine={name.replace("-", "_"): value for name, value in SETTINGS.items()} | given.settings,
-    )
+    )  # fmt: skip
     ready(launch, out)

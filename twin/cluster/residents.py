@@ -55,12 +55,9 @@ def new_residents(servers: Servers) -> Residents:
     count, listed = len(servers.wake_s), is_listed(servers)
     most = int(servers.servers["slots"].max()) + servers.members.shape[1] + LEFT if listed else 1
     return Residents(
-        new_bits(servers, most),
-        np.zeros((count, most), dtype=np.int32),
-        np.zeros(count, dtype=np.int64),
-        np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64),
-        np.full(count, UNKNOWN, dtype=np.int64),
-    )
+        new_bits(servers, most), np.zeros((count, most), dtype=np.int32), np.zeros(count, dtype=np.int64),
+        np.full(count, UNKNOWN if listed else NEVER, dtype=np.int64), np.full(count, UNKNOWN, dtype=np.int64),
+    )  # fmt: skip
 
 
 @njit(inline="always", **ENGINE_FLAGS)

@@ -368,20 +368,12 @@ def new_state(
     slots, m, terms = int(server.slots), int(np.count_nonzero(adapters["rank"])), len(LINEAR_TERMS)
     places = walk_places(slots) if m > slots or adapters["blocks"].any() else 1
     return ServerState(
-        server=server,
-        stream_s=np.zeros(0),
-        requests=zeros((n,), REQUEST),
-        links=new_links(n, int(server.ring)),
-        adapters=adapters,
-        classes=classes,
-        heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
-        phase=np.zeros(server.block_size, dtype=np.int64),
-        ends=np.zeros(server.ring, dtype=np.int8),
+        server=server, stream_s=np.zeros(0), requests=zeros((n,), REQUEST), links=new_links(n, int(server.ring)),
+        adapters=adapters, classes=classes, heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
+        phase=np.zeros(server.block_size, dtype=np.int64), ends=np.zeros(server.ring, dtype=np.int8),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN),
-        vector=np.zeros(terms),
-        means=np.zeros(terms + 2 if mean_state else 0),
-        sets=np.zeros((2, places), dtype=np.int64),
-        members=np.zeros(places, dtype=MEMBER),
+        vector=np.zeros(terms), means=np.zeros(terms + 2 if mean_state else 0),
+        sets=np.zeros((2, places), dtype=np.int64), members=np.zeros(places, dtype=MEMBER),
         series=np.zeros(table, dtype=np.int64),
-    )
+    )  # fmt: skip
