@@ -149,14 +149,14 @@ def _waited_ms(sim: Run, what: str) -> FloatArray:
     `what`: "ttft" (for the first token) or "e2e". 0 for adapters with a completed request. A refused request waits for
     the whole run.
     """
-    raw, end_s = sim.raw, sim.duration_s
-    waited_s = np.where(raw.refused > 0, end_s, 0.0)
-    until_s = np.where(np.isnan(raw.first_s) | (what == "e2e"), end_s, raw.first_s)
-    each_s = until_s - raw.requests.time_s
+    raw, end_s, none = sim.raw, sim.duration_s, sim.completed_of == 0
+    rows = np.flatnonzero(none[raw.requests.adapter])
+    first_s, waited_s = raw.first_s[rows], np.where(none & (raw.refused > 0), end_s, 0.0)
+    each_s = np.where(np.isnan(first_s) | (what == "e2e"), end_s, first_s) - raw.requests.time_s[rows]
     if raw.turned_away is not None:
-        each_s[raw.turned_away] = end_s
-    np.maximum.at(waited_s, raw.requests.adapter, each_s)
-    return np.where(sim.completed_of == 0, waited_s * 1e3, 0.0)
+        each_s[raw.turned_away[rows]] = end_s
+    np.maximum.at(waited_s, raw.requests.adapter[rows], each_s)
+    return waited_s * 1e3
 
 
 def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
