@@ -176,6 +176,8 @@ class Frontier(Clock, Conditions):
         break the whole plan, so it is kept before the plan is made.
         """
         if self._wide(low) and high > 1:
+            if low == 1 and self.at(1, 2).holds:  # one server is no split
+                return 1
             even = self._first_even(max(2, low), high)
             if even is not None and fresh and (broken := self._broken_at(even)):
                 self.keep(broken)

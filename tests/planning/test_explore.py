@@ -242,6 +242,12 @@ def test_a_fleet_is_split_over_several_servers_alone(server: Profile) -> None:
     assert {len(bins) for bins in job._even(2)} == {2}
 
 
+def test_one_server_is_tried_before_splits(server: Profile) -> None:
+    """Many adapters go on one server that keeps their limits, though splits begin at two servers."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.002) for k in range(120)])
+    assert Frontier(fleet, server).first(1, 3) == 1
+
+
 def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> None:
     """Quiet adapters share slots, busy ones have one each, the base model none, and no server gets fewer slots than it
     has."""
