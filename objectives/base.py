@@ -134,9 +134,8 @@ class Objective:
         if self.stable:
             ok = ok & evaluations.stable
         limits, required = self.limits, self.required
-        idle = evaluations.worst_adapter_ttft_ms == 0.0  # no request completed, and none waited
         for key in dict.fromkeys((*self.figures, *limits)):
-            figures = np.where(idle, 0.0, getattr(evaluations, key))
+            figures = np.where(evaluations.idle, 0.0, getattr(evaluations, key))
             if key in required and feasible.any() and np.isnan(figures[feasible]).all():
                 of = ""
                 if self.goal is not None and key == "slo_used":

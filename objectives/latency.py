@@ -45,7 +45,7 @@ class Latency(Objective):
         return needed if self.metric == "request" else (f"mean_{self.metric}_ms",)
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
-        """(chosen statistic, other statistic) of the chosen latency, ms; infinite if a server has no latency."""
+        """(chosen statistic, other statistic) of the chosen latency, ms; 0 without requests, inf without answers."""
         if not bins:
             return ()
         known = _TRAFFIC(workload)
@@ -53,7 +53,7 @@ class Latency(Objective):
         ttft_ms, itl_ms = evaluations.mean_ttft_ms, evaluations.mean_itl_ms
         gaps = np.maximum(tokens, 1.0) - 1.0
         latency = {"request": ttft_ms + itl_ms * gaps, "ttft": ttft_ms, "itl": itl_ms}[self.metric]
-        latency = np.where(np.isnan(latency), np.inf, latency)
+        latency = np.where(evaluations.idle, 0.0, np.where(np.isnan(latency), np.inf, latency))
         mean, worst = float((latency * rates).sum() / rates.sum()), float(latency.max())
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
 

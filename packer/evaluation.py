@@ -133,6 +133,11 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
         """Whether each server neither starves nor has a memory error, bool (n,)."""
         return ~(self.starved | self.memory_error)
 
+    @property
+    def idle(self) -> npt.NDArray[np.bool_]:
+        """Whether no request completed and none waited, bool (n,): such a server keeps every limit."""
+        return np.equal(self.worst_adapter_ttft_ms, 0.0)
+
     def __len__(self) -> int:
         return len(self.starved)
 

@@ -109,6 +109,9 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         value = mean(name)
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
+    worst_ms = mean("worst_adapter_ttft_ms")
+    if not failed and not any(sim.completed for sim in simulations):  # 0 unless requests waited
+        worst_ms = float(np.max([sim.adapter_pooled_p95_ttft_ms for sim in simulations]))
     # As for the throughput: the share of the load sent, times the offered load.
     sent = [sim.sent_tokens / sim.duration_s for sim in simulations]
     parts = [sim.goodput_tok_s / each for sim, each in zip(simulations, sent, strict=True) if each]
@@ -120,7 +123,7 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         starved=starved,
         memory_error=failed,
         **{name: mean(name) for name in ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", *SIMULATED)}
-        | {"goodput_tok_s": good},
+        | {"goodput_tok_s": good, "worst_adapter_ttft_ms": worst_ms},
         **{name: gap(name) for name in ("mean_tpot_ms", "mean_itl_ms", "p99_itl_ms")},
         kv_cache_tokens=float(first.kv_cache_tokens),
         starvation_probability=float(starved),

@@ -107,6 +107,7 @@ def test_a_server_without_requests_keeps_every_limit(evaluations: Evaluations, s
     idle = dict.fromkeys(("mean_ttft_ms", "mean_itl_ms", "p99_itl_ms", "goodput_tok_s"), none)
     still = replace(evaluations, **idle, worst_adapter_ttft_ms=np.zeros(3), slo_used=np.zeros(3))
     assert load_objective(spec).holds(still).all()
+    assert Latency().key(FLEET, BINS, still) == (0.0, 0.0)
 
 
 def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:

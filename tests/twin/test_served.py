@@ -32,6 +32,13 @@ def test_simulation_and_predictor_agree(toy_profile: Profile, rate: float) -> No
     assert evaluation_of([run]).total_token_throughput == pytest.approx(run.served_share * run.offered_tok_s)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_hours_without_requests_are_those_of_an_idle_server(toy_profile: Profile, seed: int) -> None:
+    """Plans with latency limits keep an adapter that nobody uses, whichever hours are simulated."""
+    run = simulate(Workload([Adapter("a", 8, 0.0)]), toy_profile, max_loras=1, seed=seed)
+    assert (run.sent, evaluation_of([run]).worst_adapter_ttft_ms) == (0, 0.0)
+
+
 def test_requests_under_way_at_the_end_of_a_short_run_are_no_backlog(toy_profile: Profile) -> None:
     """Most requests of half a minute are open at its end: they say nothing about a server that is hardly busy."""
     fleet = Workload([Adapter("a", 8, 1.0)], output_tokens=Lengths.constant(1500))
