@@ -131,14 +131,9 @@ def _mixes(launch: Launch, adapters: Sequence[Adapter], seed: int) -> list[Task]
 
 
 def calibrate(
-    launch: Launch,
-    folder: Path,
-    *,
-    servers: Sequence[Settings] = SERVERS,
-    budget_s: float | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> tuple[Profile, list[Outcome], bool]:
+    launch: Launch, folder: Path, *, servers: Sequence[Settings] = SERVERS, budget_s: float | None = None,
+    seed: int = 0, progress: Progress = silent,
+) -> tuple[Profile, list[Outcome], bool]:  # fmt: skip
     """Measure servers of a launch file; return the fitted profile, outcomes, and whether the budget cut it short.
 
     Raises `LiveError`: nothing usable was measured; the message says why.
@@ -150,15 +145,9 @@ def calibrate(
 
 
 def calibrate_url(
-    where: Address | str,
-    known: Profile,
-    folder: Path,
-    *,
-    settings: Settings,
-    budget_s: float | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> tuple[Profile, list[Outcome], bool]:
+    where: Address | str, known: Profile, folder: Path, *, settings: Settings, budget_s: float | None = None,
+    seed: int = 0, progress: Progress = silent,
+) -> tuple[Profile, list[Outcome], bool]:  # fmt: skip
     """Measure a running server from the outside and fit its profile; returns the same as `calibrate`.
 
     `known`: a profile or estimate with the model, GPU and engine settings, which the server does not report.

@@ -56,16 +56,10 @@ class Campaign:
     """
 
     def __init__(
-        self,
-        launch: Launch,
-        folder: Path,
-        *,
-        budget_s: float | None = None,
-        cores: Sequence[int] = (),
-        progress: Progress = silent,
-        stop: Callable[[], bool] = lambda: False,
+        self, launch: Launch, folder: Path, *, budget_s: float | None = None, cores: Sequence[int] = (),
+        progress: Progress = silent, stop: Callable[[], bool] = lambda: False,
         endpoint: Endpoint | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.stop, self.endpoint = stop, endpoint
         self.launch, self.folder, self.cores = launch, folder, tuple(cores)
         self.progress = progress
@@ -205,13 +199,10 @@ class Campaign:
         place = self._place(session, task)
         place.mkdir(parents=True, exist_ok=True)
         result = run_job(
-            self.job(endpoint, task),
-            place,
-            alive=lambda: endpoint.alive,
-            stop=self.stop,
+            self.job(endpoint, task), place, alive=lambda: endpoint.alive, stop=self.stop,
             progress=lambda s: self.progress(f"{session.key} {task.key} {s:.0f} s", 0, 0),
             authorization=endpoint.authorization,
-        )
+        )  # fmt: skip
         server = endpoint.server
         log = None if server is None else server.step_log
         if log is not None and log.exists():

@@ -185,13 +185,9 @@ def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
 
 
 def assemble(
-    launch: Launch,
-    observations: Sequence[Observations],
-    logs: Sequence[Steps],
-    capacity: Mapping[Settings, int],
-    how: str,
-    memory: MemorySpec | None = None,
-) -> Profile:
+    launch: Launch, observations: Sequence[Observations], logs: Sequence[Steps],
+    capacity: Mapping[Settings, int], how: str, memory: MemorySpec | None = None,
+) -> Profile:  # fmt: skip
     """Return the profile of a calibration, with errors and provenance; `memory` is used if no capacity was read."""
     latency, errors = fit_step_law(observations)
     steps = int(sum(o.count.sum() for o in observations))

@@ -149,14 +149,10 @@ def import_aiohttp() -> Any:
 
 
 def run_job(
-    job: LoadJob,
-    folder: Path,
-    *,
-    alive: Callable[[], bool] = lambda: True,
-    stop: Callable[[], bool] = lambda: False,
-    progress: Callable[[float], None] = lambda _elapsed_s: None,
+    job: LoadJob, folder: Path, *, alive: Callable[[], bool] = lambda: True,
+    stop: Callable[[], bool] = lambda: False, progress: Callable[[float], None] = lambda _elapsed_s: None,
     authorization: str = "",
-) -> LoadResult:
+) -> LoadResult:  # fmt: skip
     """Send a job's requests from another process; `load.npz` and `client.log` stay in `folder`.
 
     If the server cuts a run short, the result says so in `ended`. On KeyboardInterrupt the client is stopped,
@@ -226,13 +222,9 @@ def _started(job: LoadJob, result: Path, log_path: Path, authorization: str) -> 
         pickle.dump(job, asked)
         asked.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-m", "packer.live.client", str(result)],
-            stdin=asked,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, KEY: authorization},
-        )
+            [sys.executable, "-m", "packer.live.client", str(result)], stdin=asked, stdout=log, stderr=log,
+            start_new_session=True, env={**os.environ, KEY: authorization},
+        )  # fmt: skip
 
 
 def _finish(client: subprocess.Popen[bytes]) -> None:

@@ -123,11 +123,8 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
     return Page(
         time_s,
         {key: sum(each) / (len(each) if key == "kv_usage" else 1) for key, each in figures.items() if each},
-        adapters if latest else None,
-        _whole(lists.get("max_lora")),
-        known,
-        listed[0] != listed[1],
-    )
+        adapters if latest else None, _whole(lists.get("max_lora")), known, listed[0] != listed[1],
+    )  # fmt: skip
 
 
 def _parts(names: str) -> frozenset[str]:

@@ -103,12 +103,9 @@ def _run(command: list[str], failed: str = "", kept: int = 1500) -> None:
 
 
 def setup_cpu(
-    folder: Path,
-    *,
-    python: str | None = None,
-    find_links: str | None = None,
+    folder: Path, *, python: str | None = None, find_links: str | None = None,
     progress: Callable[[str], None] = lambda _what: None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Set up real vLLM on the CPU below `folder`; returns the launch file. A usable environment there is kept.
 
     `python`: an interpreter that has vLLM already; None makes an environment. `find_links`: folder or page with a CPU
@@ -131,15 +128,9 @@ def setup_cpu(
 
 
 def setup_gpu(
-    folder: Path,
-    model: Path,
-    gpu: str,
-    *,
-    python: str,
-    ranks: Sequence[int],
-    dummy_weights: bool = True,
+    folder: Path, model: Path, gpu: str, *, python: str, ranks: Sequence[int], dummy_weights: bool = True,
     engine: dict[str, Any] | None = None,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write `folder/adapters/rank-N` with random weights and `folder/launch.toml`; returns the latter.
 
     `model`: folder with the model's config.json and tokenizer. `gpu`: as `packer profiles estimate` takes it.

@@ -188,16 +188,9 @@ class Validation:
     """
 
     def __init__(
-        self,
-        launch: Launch,
-        fleet: Workload,
-        bins: Sequence[Bin],
-        folder: Path,
-        spec: ValidationSpec,
-        progress: Progress = silent,
-        keys: Sequence[str] = (),
-        numbers: Sequence[int] = (),
-    ) -> None:
+        self, launch: Launch, fleet: Workload, bins: Sequence[Bin], folder: Path, spec: ValidationSpec,
+        progress: Progress = silent, keys: Sequence[str] = (), numbers: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.numbers = numbers or range(len(bins))
         self.keys = tuple(keys) or tuple(f"gpu-{number}" for number in self.numbers)
         self.launch, self.fleet, self.bins = launch, fleet, tuple(bins)
