@@ -171,9 +171,10 @@ def places(plan: packer.Plan) -> dict[str, dict[int, float]]:
 
 
 def adapter_rows(plan: packer.Plan, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Rank, rate, shares by server and figures of adapters; raises `UnknownNameError` for other names."""
+    """Rank, rate, shares by server, price and figures of adapters; raises `UnknownNameError` for other names."""
     where, number_of = places(plan), {name: i for i, name in enumerate(plan.workload.names)}
     figures_of = {} if plan.adapters is None else plan.adapters.to_show()._asdict()
+    figures_of["price_per_hour"] = _prices(plan)
     found = []
     for name in names:
         if name not in number_of:
@@ -183,6 +184,18 @@ def adapter_rows(plan: packer.Plan, names: Iterable[str]) -> list[dict[str, Any]
         rate = float(plan.workload.given_rates[i])
         found.append({"adapter": name, "rank": rank, "rate": rate, "servers": where.get(name, {}), **got})
     return found
+
+
+def _prices(plan: packer.Plan) -> Any:
+    """Price of each adapter, float64 (n,), by its share of the load of each of its servers; NaN without its price."""
+    import numpy as np
+
+    fleet, prices = plan.workload, np.zeros(len(plan.workload))
+    for item in plan.bins:
+        own, price = list(item.adapters), item.profile.gpu.price_per_hour
+        loads = item.rates(fleet) * fleet.mean_tokens[own]
+        prices[own] += (math.nan if price is None else price) * loads / (loads.sum() or 1.0)
+    return prices
 
 
 def adapters_frame(plan: packer.Plan) -> pl.DataFrame:

@@ -152,7 +152,8 @@ class Planning:
 class PlanOutput:
     """Where the plan goes.
 
-    per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits): .csv or .parquet.
+    per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits, its share of the
+        price): .csv or .parquet.
     """
 
     output: str | None = common("output", help=OUTPUT)

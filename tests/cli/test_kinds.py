@@ -10,7 +10,7 @@ import pytest
 
 from packer.cli import run
 from packer.cli.output import Table
-from packer.cli.plan_table import plan_lines
+from packer.cli.plan_table import adapter_rows, plan_lines
 from packer.io.plans import load_plan
 from packer.io.profiles import load_profile, write_profile
 from packer.plan import Plan
@@ -100,3 +100,22 @@ def test_servers_of_profiles_of_one_name_are_told_apart(toy_plan: Callable[..., 
         if isinstance(each, Table)
     )
     assert [row[1] for row in table.rows] == [one.profile.name, f"{one.profile.name} (2)"]
+
+
+def test_adapters_share_the_price_of_their_servers(toy_plan: Callable[..., Plan]) -> None:
+    """Prices of adapters add up to that of the plan, by their load on each server; without one there is none."""
+    plan = toy_plan(("a", "b", "c"), replicated=True)
+    dear, free = (
+        [
+            replace(each, profile=replace(each.profile, gpu=replace(each.profile.gpu, price_per_hour=price)))
+            for each, price in zip(plan.bins, prices, strict=True)
+        ]
+        for prices in ((2.0, 4.0), (None, 4.0))
+    )
+    prices = [row["price_per_hour"] for row in adapter_rows(replace(plan, bins=tuple(dear)), "abc")]
+    _, b, c = plan.workload.rates
+    on_first, on_second = plan.bins[0].rates(plan.workload), plan.bins[1].rates(plan.workload)
+    assert sum(prices) == pytest.approx(6.0)
+    assert prices[2] == pytest.approx(2.0 * c / on_first.sum())
+    assert prices[1] == pytest.approx(4.0 * b / on_second.sum())
+    assert adapter_rows(replace(plan, bins=tuple(free)), "a")[0]["price_per_hour"] is None
