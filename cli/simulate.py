@@ -206,16 +206,14 @@ def _simulated(
     from packer.twin.cluster.system import judged, load_system, placed
     from packer.twin.uncertainty import repeated
 
-    given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds}
     how = values(run, "rate_factor", "seed", "seeds", "scrape_interval_s", "tuning")
     with out.progress() as progress:
+        given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds, "progress": progress}
         if system.cluster is None:
             how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
             how |= {"scrape_interval_s": run.scrape_interval_s, "slo": system.goal(workload)}
             profile = kind.profile(out)
-            return repeated(
-                lambda seed: packer.simulate(workload, profile, **how, seed=seed), **given, progress=progress
-            )
+            return repeated(lambda seed: packer.simulate(workload, profile, **how, seed=seed), **given)
         refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
         cluster = system.read(kind.engine)
         system.check_used([system.system], cluster, kind.engine, out)
@@ -226,13 +224,8 @@ def _simulated(
         how["slo"] = goal = system.goal(workload, cluster)
         cluster = placed(judged(workload, cluster, goal), cluster, named, run.seed)
         how["system"] = replace(named, placement=None, tuning=run.tuning or named.tuning)
-        how["router"] = system.router
-        how["stats_interval_s"] = system.stats_age_s
-        return repeated(
-            lambda seed: packer.simulate_cluster(workload, cluster, **how, seed=seed),
-            **given,
-            progress=progress,
-        )
+        how |= {"router": system.router, "stats_interval_s": system.stats_age_s}
+        return repeated(lambda seed: packer.simulate_cluster(workload, cluster, **how, seed=seed), **given)
 
 
 def _risk(simulations: Sequence[packer.Run], run: RunOptions, out: Writing) -> dict[str, Any]:
