@@ -44,6 +44,7 @@ class ServerKind:
         checks.integer("max_loras", self.max_loras, low=0, high=MAX_LORAS)
         if self.max_lora_rank is not None:
             checks.slot_rank("max_lora_rank", self.max_lora_rank)
+        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def public(call: C) -> C:
 
                 blame(error)
                 check_types(call, given, error)
-                blame(error, given.values())
+                kinds = [kind for each in given.values() for kind in getattr(each, "kinds", ())]
+                blame(error, [*given.values(), *(getattr(kind, "engine", None) for kind in kinds)])
             raise
         check_types(call, given)
         return result

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import packer
+from packer.engines import VLLM
 from packer.errors import PluginError, ValidationError
 from packer.objectives.base import Objective
 from packer.papers.lightllm.engine import LightLlm
@@ -18,7 +19,6 @@ from packer.twin.cluster.caching import LRU
 
 FLEET, SERVER = random_fleet(3, seed=0, rates=(0.1,)), small_profile()
 CLUSTER = packer.Cluster.of(SERVER, 1, max_loras=4)
-LIGHT = packer.Cluster((replace(CLUSTER.kinds[0], engine=LightLlm()),), CLUSTER.servers)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,8 @@ def made(kind: type, **members: object) -> object:
 
 def simulated(**given: object) -> object:
     """A run on a cluster with strategies given as objects."""
-    cluster = LIGHT if "cache" in given else CLUSTER
+    engine = given.pop("engine", LightLlm() if "cache" in given else VLLM)
+    cluster = packer.Cluster((replace(CLUSTER.kinds[0], engine=engine),), CLUSTER.servers)
     return packer.simulate_cluster(FLEET, cluster, duration_s=1.0, **given)
 
 
@@ -123,6 +124,8 @@ def simulated(**given: object) -> object:
         (lambda: solved(solver=made(Found, supports=boom)), "solver 'mine' .*raised RuntimeError: bad day"),
         (lambda: solved(solver=made(Found, more={"reasons": "text"})), "solver 'mine'.*reasons .*got 'text'"),
         (lambda: simulated(router=made(Holding, start=boom)), "router 'mine' .*raised RuntimeError: bad day"),
+        (lambda: simulated(engine=made(LightLlm, kernels=boom)), "engine 'mine' .*raised RuntimeError: bad"),
+        (lambda: simulated(engine=made(LightLlm, prepare=lambda *_: 5)), "engine 'mine' .*break its contract"),
         (lambda: simulated(cache=made(Ticking, start=boom)), "cache 'mine' .*raised RuntimeError: bad day"),
     ],
 )  # fmt: skip

@@ -104,6 +104,7 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         checks.integer("max_loras of a server with adapters", kind.max_loras, low=1)
     engine = kind.engine if system.engine is None else engine_of(system.engine)
     loading, profile = system.loading or "blocking", kind.profile
+    checks.real(f"cv of the engine {engine.name!r}", engine.cv, low=0.0)
     reason = engine.refusal(policy.name, loading, profile.latency.form)
     if reason is not None:
         raise IncompatibleError(f"{reason} ({profile.name}).")
