@@ -36,10 +36,8 @@ OUTLIER = 6.0
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """Batch states and mean step times of one server; each row is the mean of `count` steps.
-
-    All float64 (n,): decodes, prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests.
-    """
+    """Batch states and mean step times of one server; each row is the mean of `count` steps. All float64 (n,): decodes,
+    prefill_tokens, adapters, sum_ranks, kv_tokens, step_ms, count, waiting requests."""
 
     settings: Settings
     decodes: FloatArray

@@ -27,11 +27,8 @@ DEFAULT_COMMAND = ("{python}", "-m", "vllm.entrypoints.openai.api_server")
 
 @dataclass(frozen=True)
 class Emulation:
-    """Emulate a GPU's memory rule on a back end that takes the KV cache's size as an option.
-
-    KV bytes = kv_budget_bytes − max_loras × max_lora_rank × slot_bytes_per_rank; if nothing is left,
-    the result is a memory error.
-    """
+    """Emulate a GPU's memory rule on a back end that takes the KV cache's size as an option. KV bytes = kv_budget_bytes
+    − max_loras × max_lora_rank × slot_bytes_per_rank; if nothing is left, the result is a memory error."""
 
     kv_budget_bytes: float
     slot_bytes_per_rank: float

@@ -98,10 +98,8 @@ def environment(launch: Launch, step_log: Path | None) -> dict[str, str]:
 
 
 class LiveServer:
-    """One server as a context manager, which always ends the server's processes on exit.
-
-    `start` returns None, or a `Failure`: a server that does not start is a result, not an exception.
-    """
+    """One server as a context manager, which always ends the server's processes on exit. `start` returns None, or a
+    `Failure`: a server that does not start is a result, not an exception."""
 
     def __init__(
         self, launch: Launch, options: ServerOptions, folder: Path, *, cores: Sequence[int] = ()

@@ -25,10 +25,8 @@ STABLE_FACTOR = 1.02 / STARVATION_THRESHOLD
 
 @dataclass(frozen=True)
 class Scenario:
-    """A load at which the bins of a plan must hold: a fleet, with every rate multiplied by `factor`.
-
-    `name` completes "it starves …" in messages: "at 1.25 times the rates".
-    """
+    """A load at which the bins of a plan must hold: a fleet, with every rate multiplied by `factor`. `name` completes
+    "it starves …" in messages: "at 1.25 times the rates"."""
 
     workload: Workload
     factor: float = 1.0

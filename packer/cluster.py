@@ -26,11 +26,8 @@ MOST_SERVERS = 1_000_000
 
 @dataclass(frozen=True)
 class ServerKind:
-    """One way to run a server.
-
-    `max_lora_rank` None: the smallest value that vLLM accepts and that holds every adapter of the fleet. `engine`:
-    vLLM or another (`packer.engines`); a system may replace it.
-    """
+    """One way to run a server. `max_lora_rank` None: the smallest value that vLLM accepts and that holds every adapter
+    of the fleet. `engine`: vLLM or another (`packer.engines`); a system may replace it."""
 
     name: str
     profile: Profile

@@ -11,10 +11,8 @@ KEPT = 16
 
 
 class Memo(Generic[K, V]):
-    """Caches `make(key)` for the last `KEPT` keys, which are compared by identity.
-
-    For large immutable objects, for which hashing takes longer than computing the value.
-    """
+    """Caches `make(key)` for the last `KEPT` keys, which are compared by identity. For large immutable objects, for
+    which hashing takes longer than computing the value."""
 
     def __init__(self, make: Callable[[K], V]) -> None:
         self._make = make

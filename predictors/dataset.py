@@ -52,10 +52,8 @@ class Spec:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set in memory: features float64 (n, F), labels by name float64 (n,), family and group per row.
-
-    TTFT labels are NaN if the run was too short for them.
-    """
+    """A data set in memory: features float64 (n, F), labels by name float64 (n,), family and group per row. TTFT labels
+    are NaN if the run was too short for them."""
 
     spec: Spec
     features: npt.NDArray[np.float64]

@@ -69,19 +69,15 @@ class Forest(ModelKind):
 
 class Tree(ModelKind):
     """One tree per figure, which can be read as rules: at most 32 leaves, 16 for starvation.
-
-    `packer.predictors.kinds.refined` searches for the smallest trees.
-    """
+    `packer.predictors.kinds.refined` searches for the smallest trees."""
 
     name = "tree"
     estimators = ("sklearn.tree", "DecisionTreeRegressor", "DecisionTreeClassifier")
 
 
 class Boosting(ModelKind):
-    """LightGBM's sums of small trees, each fitted to the residuals of the earlier ones; not in the paper.
-
-    The probability of starvation never falls when all rates rise.
-    """
+    """LightGBM's sums of small trees, each fitted to the residuals of the earlier ones; not in the paper. The
+    probability of starvation never falls when all rates rise."""
 
     name = "boosting"
     estimators = ("lightgbm", "LGBMRegressor", "LGBMClassifier")

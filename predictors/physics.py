@@ -31,10 +31,7 @@ MOST_RUNNING = 60.0  # running requests of one adapter, beyond which exp() is 0 
 
 class ServerTerms(NamedTuple):
     """One server; `law`: vector of coefficients, `load_ms`: time to load one adapter into a slot, `host_places`:
-    adapters that fit into host memory.
-
-    `vector` float64 (terms of the linear law,): working memory.
-    """
+    adapters that fit into host memory. `vector` float64 (terms of the linear law,): working memory."""
 
     law: FloatArray
     paper: bool
@@ -47,10 +44,8 @@ class ServerTerms(NamedTuple):
 
 
 class TrafficTerms(NamedTuple):
-    """Offered traffic: mean lengths by request, KV tokens held per running request, Σ rate × output, groups.
-
-    `groups` float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is working memory.
-    """
+    """Offered traffic: mean lengths by request, KV tokens held per running request, Σ rate × output, groups. `groups`
+    float64 (5, ≥ k): adapters, and their mean rate, output tokens/s, rank; row 4 is working memory."""
 
     adapters: float
     prompt: float

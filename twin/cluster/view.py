@@ -23,10 +23,8 @@ def _holders(c: Servers, a: int, held: BoolArray) -> None:
 
 
 class ClusterView:
-    """The state of the servers during the steps in flight, int64 (S,) each; nothing about the future.
-
-    A batch is as it was scheduled; requests given to a server since then count as waiting.
-    """
+    """The state of the servers during the steps in flight, int64 (S,) each; nothing about the future. A batch is as it
+    was scheduled; requests given to a server since then count as waiting."""
 
     def __init__(
         self, cluster: Cluster, workload: Workload, candidates: Candidates, servers: Servers,

@@ -19,9 +19,7 @@ from packer.workload import Workload
 
 class SlotMemory:
     """vLLM's policy: `max_loras` slots of `max_lora_rank` are reserved at startup; the KV cache gets the rest.
-
-    vllm/lora/worker_manager.py, vllm/v1/worker/gpu_worker.py.
-    """
+    vllm/lora/worker_manager.py, vllm/v1/worker/gpu_worker.py."""
 
     kv_label = "KV cache"
     fixed_slots = True
@@ -78,9 +76,7 @@ def _residuals(profile: Profile) -> dict[int, tuple[FloatArray, FloatArray]]:
 
 class PoolMemory:
     """S-LoRA's unified memory (arXiv 2311.03285, section 5): adapters on the GPU and the KV cache share one pool.
-
-    Nothing is reserved: an adapter takes KV blocks by its own rank while it is on the GPU.
-    """
+    Nothing is reserved: an adapter takes KV blocks by its own rank while it is on the GPU."""
 
     kv_label = "KV cache and adapters"
     fixed_slots = False

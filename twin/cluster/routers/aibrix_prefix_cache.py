@@ -26,11 +26,8 @@ KEPT_S = 1200.0
 
 
 class Known(NamedTuple):
-    """State of the gateway.
-
-    settings (2,): imbalance, deviations. requests (S,): of each server. least, limit (1,): fewest requests of a server,
-    and most requests that a server with a match may have. prompts: the index.
-    """
+    """State of the gateway. settings (2,): imbalance, deviations. requests (S,): of each server. least, limit (1,):
+    fewest requests of a server, and most requests that a server with a match may have. prompts: the index."""
 
     settings: FloatArray
     requests: FloatArray

@@ -68,11 +68,8 @@ class Router(Protocol):
 
 @runtime_checkable
 class StaticRouter(Router, Protocol):
-    """A router that decides without the state of the servers.
-
-    If its attribute `keeps_sessions` is true, it is asked about the first request of each session, and the session's
-    other requests follow.
-    """
+    """A router that decides without the state of the servers. If its attribute `keeps_sessions` is true, it is asked
+    about the first request of each session, and the session's other requests follow."""
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """The server of each request, int64 (n,), from its adapter, int64 (n,), in order of arrival."""
