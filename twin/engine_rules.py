@@ -106,7 +106,7 @@ def _made(engine: EngineSpec) -> EngineRules:
         ),
         (engine.lora_target_modules, MODULES, "lora_target_modules"),
         (engine.scheduling_policy == "priority", PRIORITIES, 'scheduling_policy "priority"'),
-        (engine.async_scheduling, ASYNC, "async_scheduling"),
+        (engine.async_scheduling, OLDEST, "async_scheduling"),
         (engine.prefix_caching, OLDEST, "prefix_caching"),
     ):
         if used:
@@ -124,6 +124,12 @@ _MADE = Memo(_made)
 def caches_prefixes(workload: Workload, profile: Profile) -> bool:
     """Whether prompts of the fleet share prefixes and a server of this profile computes these only once."""
     return workload.shares_prefixes and rules_of(profile.engine).prefix_caching
+
+
+def check_async(engine: EngineSpec) -> None:
+    """Raises `ValidationError`: steps are scheduled ahead, as a server of this version can't be asked to."""
+    if engine.async_scheduling:
+        _check_since(ASYNC, engine, "async_scheduling")
 
 
 def check_drafts(engine: EngineSpec) -> None:

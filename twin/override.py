@@ -11,6 +11,7 @@ from typing import Any
 from packer.errors import ValidationError, shown
 from packer.kv_shape import HYBRID
 from packer.profile import MemorySpec, Profile
+from packer.twin.engine_rules import check_async
 from packer.twin.memory.policy import least_kv_tokens
 
 BYTES_PER_LOGIT = 18
@@ -57,6 +58,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         return profile
     engine = replace(profile.engine, **given)
     engine.check_block_size()
+    check_async(engine)
     if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
         raise ValidationError(
             f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."

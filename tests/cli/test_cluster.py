@@ -248,7 +248,10 @@ def test_options_without_effect_on_systems_are_refused(
         ("--system s-lora --set max-num-seqs=4", "--max-num-seqs has no effect on the system s-lora."),
         ("--system s-lora --set block-size=32", "--block-size has no effect on the system s-lora."),
         ("--system dlora --set prefix-caching=on", "--prefix-caching has no effect on the system dlora."),
-        ("--system rock --set async-scheduling=on", "--async-scheduling has no effect on the system rock."),
+        (
+            "--system rock --set async-scheduling=on --vllm-version 0.32.0",
+            "--async-scheduling has no effect on the system rock.",
+        ),
         ("--system rock --set max-model-len=512", "--max-model-len has no effect on the system rock."),
         ("--system round-robin --stats-age 1", "--stats-age has no effect on the system round-robin."),
         ("--router ray --stats-age 1", "--stats-age has no effect on the system vllm with router ray."),

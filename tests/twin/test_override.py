@@ -97,6 +97,8 @@ def test_a_queue_has_a_limit_from_the_version_that_knows_it() -> None:
         {"gpu_memory_utilization": 1.5},
         {"vllm_version": "newest"},
         {"vllm_version": ""},
+        {"async_scheduling": True},
+        {"vllm_version": "0.9.2", "async_scheduling": True},
     ],
 )
 def test_settings_that_no_server_takes_are_refused(settings: dict[str, Any]) -> None:
