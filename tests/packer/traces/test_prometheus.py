@@ -183,7 +183,8 @@ def answering() -> Iterator[Callable[[bytes], str]]:
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "Expected Prometheus at .* to answer in HTTP, got BadStatusLine"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "IncompleteRead"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[[[", "not JSON"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[[[", "not JSON"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[[[", "an answer cut after 3 of 9 bytes"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", "refused .* HTTP 404: nope"),
         (b"", "can't be reached"),
     ],
