@@ -303,7 +303,7 @@ def test_traffic_goes_on_when_the_server_is_away(
 def test_traffic_goes_on_when_the_log_is_rotated(
     plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log that is away, empty, without a request or with only one is reported; the next look counts."""
+    """A log that is away, empty, without a whole line or with only one is reported; the next look counts."""
     log = tmp_path / "log.jsonl"
     half = '{"time": 1000001600.0, "model": "a", "prom'
     states = ["", half, line(START, "a") + "\n" + half, traffic(300) + half]
@@ -319,7 +319,7 @@ def test_traffic_goes_on_when_the_log_is_rotated(
     out, err = capsys.readouterr()
     first, _ = json.JSONDecoder().raw_decode(out)
     assert first["advice"] == "keep"
-    for message in ("no such file", "is empty", "expected a log of requests", "longer than 0 s"):
+    for message in ("no such file", "is empty", "row 1: expected JSON", "longer than 0 s"):
         assert err.count(message) == 1
 
 
