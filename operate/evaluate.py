@@ -267,7 +267,7 @@ def _limits_kept(
     # The share of adapters that must keep their limits is the fleet's: on a server with few adapters it may be lower.
     if over and not (_shared(plan, changed) and not _beyond(plan, changed, hours, hours.seed)):
         return False, (f"The latency limits break: {plan.goal}",)
-    if any((np.isnan(values) & found.feasible).any() for values, _ in figures):
+    if any((np.isnan(values) & found.feasible & ~found.idle).any() for values, _ in figures):
         return True, (f"{UNJUDGED}: {plan.goal}",)
     return True, ()
 

@@ -226,6 +226,8 @@ class _Refinement:
 def _worst_last(found: Evaluations) -> list[int]:
     """Indices of the servers, worst last: feasible servers by latency, then the others by falling share served."""
     latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
-    missing = np.where(found.feasible, -2.0, -found.total_token_throughput / found.offered_tok_s)
+    missing = np.where(
+        found.feasible, -2.0, -found.total_token_throughput / np.maximum(found.offered_tok_s, 1e-9)
+    )
     order: list[int] = np.lexsort((latency_ms, missing)).tolist()
     return order

@@ -24,7 +24,7 @@ from packer.twin.parts import parts_s
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import Workers, in_threads
-from packer.twin.until_clear import evaluation_of
+from packer.twin.until_clear import evaluation_of, is_idle
 from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
@@ -237,7 +237,9 @@ class Hours:
     def holds(self, sim: Run) -> tuple[bool, bool, bool]:
         """See `ServerHour.holds`."""
         served = sim.status == "ok" and not sim.starved
-        inside = all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
+        inside = is_idle(sim) or all(
+            getattr(sim, name) <= most for name, most in (self.limits or SLO).items()
+        )
         return inside, served and sim.stable, served
 
     def _hour(self, sim: Run) -> ServerHour:

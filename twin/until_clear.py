@@ -91,6 +91,11 @@ def at_edge(sim: Run) -> bool:
     return kind != "poisson" or abs(share - STARVATION_THRESHOLD) <= EDGE_ERRORS * share_error(sim)
 
 
+def is_idle(sim: Run) -> bool:
+    """Whether a server started, and no request completed or waited: it keeps every limit."""
+    return sim.status == "ok" and not sim.completed and not sim.adapter_pooled_p95_ttft_ms.max()
+
+
 def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
     """Return the mean of each figure over simulations of the same server that differ by their seeds."""
     first = simulations[0]
@@ -109,9 +114,7 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         value = mean(name)
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
-    worst_ms = mean("worst_adapter_ttft_ms")
-    if not failed and not any(sim.completed for sim in simulations):  # 0 unless requests waited
-        worst_ms = float(np.max([sim.adapter_pooled_p95_ttft_ms for sim in simulations]))
+    worst_ms = 0.0 if all(map(is_idle, simulations)) else mean("worst_adapter_ttft_ms")
     # As for the throughput: the share of the load sent, times the offered load.
     sent = [sim.sent_tokens / sim.duration_s for sim in simulations]
     parts = [sim.goodput_tok_s / each for sim, each in zip(simulations, sent, strict=True) if each]

@@ -132,3 +132,12 @@ def test_an_adapter_to_add_may_have_a_class_of_its_own(plan: Plan) -> None:
     assert dict(found.slo.classes)["chat"].p95_ttft_ms == 9000.0
     with pytest.raises(packer.PackerError, match="'chat' of adapter 'new'"):
         evaluate_plan(plan, add=[new], slo="p95_ttft_ms=9000")
+
+
+def test_a_server_without_requests_keeps_limits_of_latency(toy_profile: Profile) -> None:
+    """A plan for an idle adapter within limits holds, with room to grow, and no limit is said to be unknown."""
+    idle = Workload([packer.Adapter("a", 8, 0.0)])
+    plan = packer.solve(idle, toy_profile, "slo:mean_ttft_ms=500", predictor="twin")
+    found = evaluate_plan(plan, duration_s=60.0)
+    assert (found.holds, found.plan.reasons) == (True, ())
+    assert plan.rooms[0].slo is not None
