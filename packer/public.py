@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 def _given(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
-        return signature(call).bind(*args, **kwargs).arguments
+        return _signature(call).bind(*args, **kwargs).arguments
     except TypeError:  # arguments are missing, or have other names
         return {}
 
@@ -112,6 +112,9 @@ def check_types(
         if name in hints and not _fits(value, hints[name]):
             rule = f"Expected {name}{of} to be {_words(hints[name])}"
             raise ValidationError(f"{rule}, got {shown(value)}.") from cause
+
+
+_signature = cache(signature)
 
 
 class _Names(dict[str, Any]):
