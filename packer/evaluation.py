@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -123,9 +124,8 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
     @classmethod
     def of(cls, rows: Sequence[Evaluation]) -> Evaluations:
         """Columns from rows. Raises `ValueError`: a figure is text."""
-        columns: dict[str, Any] = {
-            name: np.array([getattr(row, name) for row in rows], dtype=np.float64) for name in FIGURES
-        }
+        table = np.array([_FIGURES_OF(row) for row in rows], dtype=np.float64).reshape(-1, len(FIGURES))
+        columns: dict[str, Any] = dict(zip(FIGURES, table.T.copy(), strict=True))
         return cls(**columns | {name: columns[name].astype(np.bool_) for name in FLAGS})
 
     @property
@@ -142,13 +142,16 @@ class Evaluations(_Figures[npt.NDArray[np.float64], npt.NDArray[np.bool_]]):
         return len(self.starved)
 
     def __getitem__(self, i: int) -> Evaluation:
-        row: dict[str, Any] = {name: getattr(self, name)[i].item() for name in FIGURES}
-        # One object stands for every NaN, so that rows with equal figures are equal.
-        unknown: dict[str, Any] = {name: math.nan for name, value in row.items() if value != value}
-        return Evaluation(**(row | unknown))
+        return _row(column[i].item() for column in _FIGURES_OF(self))
 
     def __iter__(self) -> Iterator[Evaluation]:
-        return (self[i] for i in range(len(self)))
+        return map(_row, zip(*(column.tolist() for column in _FIGURES_OF(self)), strict=True))
+
+
+def _row(figures: Iterable[Any]) -> Evaluation:
+    """A row of all figures; one object stands for every NaN, so that rows with equal figures are equal."""
+    row: list[Any] = [math.nan if value != value else value for value in figures]
+    return Evaluation(*row)
 
 
 class AdapterFigures(NamedTuple):
@@ -175,6 +178,8 @@ class AdapterFigures(NamedTuple):
 
 FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fields(Evaluation)}
 """Every figure of a server by its name, in the order of tables and files."""
+
+_FIGURES_OF = attrgetter(*FIGURES)
 
 _OPTIONAL = tuple(item.name for item in fields(Evaluation) if item.default is not MISSING)
 

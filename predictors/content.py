@@ -52,20 +52,19 @@ class _Fleet:
         start = np.concatenate([[0], np.cumsum(np.bincount(classes))[:-1]])
         return cls(classes, np.argsort(classes, kind="stable"), start, OrderedDict())
 
-    def canonical(self, item: Bin) -> tuple[tuple[object, ...], Bin]:
-        """Return the key of a bin's content, and the bin that is evaluated for all bins of this content."""
+    def content(self, item: Bin) -> tuple[IntArray, tuple[float, ...]]:
+        """Return the classes of a bin's adapters, sorted, and their shares."""
         here = self.classes[list(item.adapters)]
-        shares: tuple[float, ...] = ()
-        if item.is_split:
-            order = np.lexsort((np.array(item.shares), here))
-            here = here[order]
-            shares = tuple(item.shares[k] for k in order)
-        else:
-            here = np.sort(here)
-        key = (here.tobytes(), shares, item.settings, item.profile)
+        if not item.is_split:
+            return np.sort(here), ()
+        order = np.lexsort((np.array(item.shares), here))
+        return here[order], tuple(item.shares[k] for k in order)
+
+    def canonical(self, item: Bin, here: IntArray, shares: tuple[float, ...]) -> Bin:
+        """Return the bin that is evaluated for all bins of this content."""
         run = np.arange(len(here)) - np.searchsorted(here, here)  # 0, 1, … within a class
         adapters = tuple(self.members[self.start[here] + run].tolist())
-        return key, replace(item, adapters=adapters, shares=shares)
+        return replace(item, adapters=adapters, shares=shares)
 
 
 class ContentCache:
@@ -87,18 +86,19 @@ class ContentCache:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
         fleet = self._fleet(workload)
         scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins)).tolist()
-        keyed = []
+        keys, missing = [], {}
         for item, factor in zip(bins, scale, strict=True):
-            content, canonical = fleet.canonical(item)
-            keyed.append(((factor, *content), canonical, factor))
-        missing = {key: (item, factor) for key, item, factor in keyed if key not in fleet.stored}
+            here, shares = fleet.content(item)
+            keys.append((factor, here.tobytes(), shares, item.settings, item.profile))
+            if keys[-1] not in fleet.stored and keys[-1] not in missing:
+                missing[keys[-1]] = fleet.canonical(item, here, shares), factor
         if missing:
             new = [item for item, _ in missing.values()]
             found = self._evaluate(workload, new, np.array([factor for _, factor in missing.values()]))
             fleet.stored.update(zip(missing, found, strict=True))
         self.requested += len(bins)
         self.evaluated += len(missing)
-        rows = [fleet.stored[key] for key, _, _ in keyed]
+        rows = [fleet.stored[key] for key in keys]
         while len(fleet.stored) > MAX_STORED:
             fleet.stored.popitem(last=False)
         return Evaluations.of(rows)
