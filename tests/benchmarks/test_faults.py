@@ -18,7 +18,7 @@ PLACES = ("FILE", "FOLDER", "PATH", "PLAN", "DIR")
 """Parts of the metavars of options that name a file or folder."""
 INPUTS = {
     "--add", "--adapters-dir", "--api-key-env", "--available", "--base", "--bench", "--cluster",
-    "--comparison", "--find-links", "--folder", "live follow --fleet", "live follow --html",
+    "--comparison", "--find-links", "--folder", "--gpu", "live follow --fleet", "live follow --html",
     "--from", "--input", "--launch", "--model", "--predictor", "--price", "--profile", "--profiling", "--python",
     "--ranks", "--rates", "--runs", "--servers", "show --diff", "--sources", "--system", "--trace", "solve --loads",
 }  # fmt: skip
