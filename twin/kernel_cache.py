@@ -32,7 +32,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 from numba.core.runtime.nrt import rtsys
 
-from packer.twin.kernel_folder import cache_folder, full, keeps, tell_once
+from packer.twin.kernel_folder import cache_folder, full, keeps, named_folder, prune, tell_once
 
 STAMP_LENGTH = 20
 """Digits of the stamp in the name of a file."""
@@ -274,6 +274,7 @@ def _save(cache: Any, signature: object, data: object) -> None:
             except (ImportError, AttributeError, EOFError, pickle.UnpicklingError):
                 cache.flush()  # the index is of another version of packer, or was cut short
                 _SAVED(cache, signature, data)
+            prune(named_folder())
         except OSError as error:
             full(error)
             tell_once()

@@ -66,7 +66,7 @@ def full(error: OSError) -> None:
 
 @functools.cache
 def _place(folder: Path) -> Place:
-    """Create the folder, remove old files in it, and return what it allows."""
+    """Create the folder, and return what it allows."""
     if not folder.is_absolute():
         return Place(False, "the user has no home")
     try:
@@ -83,14 +83,19 @@ def _place(folder: Path) -> Place:
         probe = folder / f".{os.getpid()}"
         probe.touch()
         probe.unlink()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                    if time.time() - entry.stat().st_mtime > KEPT_S:
-                        os.unlink(entry.path)
     except OSError as error:
         return Place(True, error.strerror or str(error))
     return Place(True)
+
+
+@functools.cache
+def prune(folder: Path) -> None:
+    """Remove old files, once per process that keeps a kernel: to look at thousands of files takes long at a start."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                if time.time() - entry.stat().st_mtime > KEPT_S:
+                    os.unlink(entry.path)
 
 
 @functools.cache

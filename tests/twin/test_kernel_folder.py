@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     kernel_folder._place.cache_clear()
     kernel_folder.tell_once.cache_clear()
     kernel_folder._FULL.clear()
+
+
+def kept(folder: Path) -> Any:
+    """A kernel that doubles a number, and is kept in the folder when it is compiled."""
+    source = folder.parent / "kernel.py"
+    source.write_text("def twice(x):\n    return 2 * x\n", "utf-8")
+    names: dict[str, object] = {"__name__": "packer.somewhere"}
+    exec(compile(source.read_text("utf-8"), source, "exec"), names)
+    return njit(**(FLAGS | {"cache": True}))(names["twice"])
 
 
 def test_a_folder_that_is_made_is_ours_alone(folder: Path) -> None:
@@ -85,14 +95,16 @@ def test_a_folder_that_can_only_be_read_is_used(folder: Path, monkeypatch: pytes
 
 
 def test_old_kernels_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of old versions do not gather."""
+    """Those of old versions do not gather; only a process that keeps a kernel looks through them."""
     old, young = (folder / name for name in ("old.nbi", "young.nbi"))
     folder.mkdir(0o755)
     old.touch()
     young.touch()
-    monkeypatch.setattr(kernel_folder.time, "time", lambda: young.stat().st_mtime + kernel_folder.KEPT_S)
     os.utime(old, (0, 0))
+    monkeypatch.setattr(kernel_folder.time, "time", lambda: young.stat().st_mtime + kernel_folder.KEPT_S)
     assert cache_folder() == folder
+    assert old.exists()
+    assert kept(folder)(3) == 6
     assert not old.exists()
     assert young.exists()
 
@@ -126,11 +138,7 @@ def test_a_full_folder_takes_no_more_and_the_kernel_is_used(
     def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    source = folder.parent / "kernel.py"
-    source.write_text("def twice(x):\n    return 2 * x\n", "utf-8")
-    names: dict[str, object] = {"__name__": "packer.somewhere"}
-    exec(compile(source.read_text("utf-8"), source, "exec"), names)
-    kernel = njit(**(FLAGS | {"cache": True}))(names["twice"])
+    kernel = kept(folder)
     monkeypatch.setattr(kernel._cache._cache_file, "_save_index", full)
     with pytest.warns(KernelsNotKeptWarning, match=rf"{folder}: No space left on device"):
         assert kernel(3) == 6
@@ -141,11 +149,7 @@ def test_a_full_folder_takes_no_more_and_the_kernel_is_used(
 
 def test_an_index_of_another_version_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions of packer share the folder: what one keeps may name modules that the other does not have."""
-    source = folder.parent / "kernel.py"
-    source.write_text("def twice(x):\n    return 2 * x\n", "utf-8")
-    names: dict[str, object] = {"__name__": "packer.somewhere"}
-    exec(compile(source.read_text("utf-8"), source, "exec"), names)
-    kernel = njit(**(FLAGS | {"cache": True}))(names["twice"])
+    kernel = kept(folder)
     file, loaded = kernel._cache._cache_file, []
 
     def strange() -> dict[object, str]:
