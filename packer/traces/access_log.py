@@ -153,7 +153,7 @@ def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
     parts = {each[0].id: each for each in several if _are_parts(each)}
     odd, said = len(several) - len(parts), list[str]()
     if odd:
-        why = "are in lines with other adapters or tokens, which count one by one"
+        why = "are in several lines that are no parts of one request: they count one by one"
         said.append(f"{odd:,} of {len(lines):,} ids {why}")
     if len(parts) > odd:
         count = sum(map(len, parts.values())) - len(parts)
@@ -165,11 +165,14 @@ def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
 
 def _are_parts(lines: Sequence[LogRow]) -> bool:
     """Whether lines, in order of time, may be parts of one request: chunks of a stream, its start and end, or copies.
-    They have one adapter and prompt, where these are known, and outputs that do not fall."""
+    They have one adapter and prompt, where these are known, and outputs that rise, but for two copies: more of them are
+    the requests of a user, all of one length."""
     names, inputs = {each.adapter for each in lines}, {each.input_tokens for each in lines}
     outputs = [each.output_tokens for each in lines]
     near = lines[-1].time_s - lines[0].time_s <= HOUR_S
-    return near and len(names - {None}) < 2 and len(inputs - {0}) < 2 and outputs == sorted(outputs)
+    copies = sum(map(bool, outputs)) - len({*outputs} - {0})
+    alike = len(names - {None}) < 2 and len(inputs - {0}) < 2 and copies <= 2
+    return near and alike and outputs == sorted(outputs)
 
 
 def _joint(lines: Sequence[LogRow]) -> LogRow:

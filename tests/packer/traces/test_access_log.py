@@ -227,14 +227,16 @@ def test_lines_of_one_id_are_one_request(tmp_path: Path) -> None:
 
 
 def test_ids_that_name_no_requests_join_nothing(tmp_path: Path) -> None:
-    """An id of something else, as a container, has requests with other prompts or falling outputs: each counts, and
-    the user is told; one such id among those of requests is counted line by line, too."""
+    """An id of something else, as a container, has requests with other prompts or falling outputs, or many alike: each
+    counts, and the user is told; one such id among those of requests is counted line by line, too."""
     entries = [
         {"time": 5 + k, "id": f"c{k % 2}", "model": "a", "prompt_tokens": 9 + k // 2, "completion_tokens": 3}
         for k in range(8)
     ]
     log = read_trace(write(tmp_path / "x.jsonl", [*entries]))
-    said = "2 of 2 ids are in lines with other adapters or tokens, which count one by one"
+    said = "2 of 2 ids are in several lines that are no parts of one request: they count one by one"
+    assert (len(log), log.notes) == (8, [said])
+    log = read_trace(write(tmp_path / "x.jsonl", [{**each, "prompt_tokens": 9} for each in entries]))
     assert (len(log), log.notes) == (8, [said])
     log = read_trace(write(tmp_path / "x.jsonl", [*entries[::2], *lines_of(1), *lines_of(2)]))
     assert (len(log), len(log.notes)) == (6, 2)
