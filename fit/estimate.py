@@ -79,12 +79,6 @@ def estimate_profile(
     the weights alone don't fit, the GPUs do not divide the heads, the model has no such LoRA modules, or data-parallel
     ranks are not supported; `ValidationError`: the GPU's name is ambiguous, or a setting is invalid.
     """
-    checks.instance("the GPU", gpu, str, '"h200"')
-    if not isinstance(model, ModelDimensions):
-        checks.instance("the model", model, str, '"Qwen/Qwen3-8B"')
-    for key, value, text in (("quantization", quantization, '"fp8"'), ("version", version, '"0.33"')):
-        if value is not None:
-            checks.instance(key, value, str, text)
     sheet = datasheet(gpu)
     own = model if isinstance(model, ModelDimensions) else model_named(model)
     sizes = _with_modules(quantized(own, quantization), lora_target_modules)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from packer import checks, seeds
+from packer import seeds
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
@@ -174,9 +174,6 @@ def evaluate_plan(
     Raises `IncompatibleError`: no server has an adapter, or a duration was given for a predictor that does not
     simulate; others as `packer.operate.changes.changed_plan`.
     """
-    add = tuple(add)
-    for adapter in add:
-        checks.instance("an adapter to add", adapter, Adapter, "packer.Adapter(name, rank, rate)")
     plan = held_to(plan, slo, add)
     changed = changed_plan(plan, rate_factor=rate_factor, add=add, remove=remove, lose=lose)
     if not changed.bins:

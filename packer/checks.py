@@ -91,11 +91,6 @@ def time_limit(value: float | None) -> float:
     return math.inf if value is None else real("the time limit (s)", value, low=0, open_low=True)
 
 
-def is_finite(value: object) -> bool:
-    """Whether a value is a finite number."""
-    return not math.isnan(_finite(value))
-
-
 def _finite(value: object) -> float:
     """`value` as float if it is a finite number, else NaN."""
     # To ask a float for the abstract class takes ten times as long.

@@ -8,20 +8,19 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from inspect import signature
-from numbers import Integral
+from numbers import Integral, Real
 from traceback import walk_tb
-from types import UnionType
+from types import CodeType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from packer import checks
 from packer.errors import PackerError, ValidationError, shown
 
 C = TypeVar("C", bound=Callable[..., Any])
 WORDS: Mapping[Any, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"),
-    float: ("a finite number", "finite numbers"),
+    float: ("a number", "numbers"),
     str: ("text", "texts"),
     bool: ("True or False", "True or False"),
     os.PathLike: ("a path", "paths"),
@@ -29,6 +28,11 @@ WORDS: Mapping[Any, tuple[str, str]] = {
     type(None): ("None", "None"),
 }
 """One value, and several values, of a type in messages."""
+MADE_BY = {
+    "Cluster": "read_cluster(FILE)", "Goal": "Goal.parse(TEXT)", "Plan": "load_plan(FILE)",
+    "Profile": "load_profile(NAME)", "Workload": "read_workload(FILE)",
+}  # fmt: skip
+"""What of `packer` makes objects of a class."""
 
 
 def public(call: C) -> C:
@@ -42,31 +46,37 @@ def public(call: C) -> C:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = tuple(map(_plain, args)), {name: _plain(each) for name, each in kwargs.items()}
         given = _given(call, args, kwargs)
-        hints = _hints(call)
-        check_types(call, {key: each for key, each in given.items() if _spreads(each, hints.get(key))})
+        check_types(call, given)
         try:
-            result = call(*args, **kwargs)
+            return call(*args, **kwargs)
         except PackerError:
             raise
         except (Exception, SystemExit) as error:
-            codes = [getattr(each, "__code__", None) for each in given.values()]
+            codes = [*filter(None, map(_code, given.values()))]
             if not any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__)):
                 from packer.registry import blame
 
-                blame(error)
-                check_types(call, given, error)
                 kinds = [kind for each in given.values() for kind in getattr(each, "kinds", ())]
                 blame(error, [*given.values(), *(getattr(kind, "engine", None) for kind in kinds)])
             raise
-        check_types(call, given)
-        return result
 
     return guarded  # type: ignore[return-value]
 
 
 def _plain(value: Any) -> Any:
-    """A number or text of NumPy as one of Python, which grows as needed; other values as they are."""
+    """A number or text of NumPy as one of Python, which grows as needed, and what an iterator gives as a tuple, which
+    can be read twice; other values as they are."""
+    if isinstance(value, Iterator):
+        return tuple(value)
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _code(value: Any) -> CodeType | None:
+    """The code of a function, of a partial one or of the calls of an object; None for other objects."""
+    value = getattr(value, "func", value)
+    if not hasattr(value, "__code__") and callable(value):
+        value = type(value).__call__
+    return getattr(value, "__code__", None)
 
 
 def _given(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,15 +140,11 @@ def _hints(owner: Any) -> dict[str, Any]:
     return get_type_hints(owner, localns=names)
 
 
+@cache
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """The type of a hint, and the types of its parts: of a union, its alternatives."""
     kind = get_origin(hint) or hint
     return (Union if kind is UnionType else kind), get_args(hint)
-
-
-def _spreads(value: Any, hint: Any) -> bool:
-    """Whether a sequence is declared, and the value a text, read as letters, or an iterator, read only once."""
-    return isinstance(value, str | Iterator) and _fits([*value] if isinstance(value, str) else [], hint)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -148,7 +154,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return any(type(value) is type(each) and value == each for each in parts)
     if kind in (int, float):
-        return checks.is_finite(value) and (kind is float or isinstance(value, Integral))
+        # To ask a float for the abstract class takes ten times as long.
+        return isinstance(value, float | Real if kind is float else Integral) and not isinstance(value, bool)
     if not isinstance(kind, type) or kind is np.ndarray:
         return True
     try:
@@ -184,4 +191,7 @@ def _words(hint: Any, many: bool = False) -> str:
     if parts and issubclass(kind, Iterable) and kind is not np.ndarray:
         return f"sequences of {_words(parts[0], True)}" if many else f"a sequence of {_words(parts[0], True)}"
     name = getattr(kind, "__name__", str(kind))
-    return f"{name} objects" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    if many:
+        return f"{name} objects"
+    made = f" (packer.{MADE_BY[name]})" if name in MADE_BY else ""
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}{made}"

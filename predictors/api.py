@@ -107,14 +107,11 @@ def evaluate_server(
     `UnknownNameError`, `ModelError`: as from `load_predictor`; `PluginError`: the predictor raised another error,
     or returned no row.
     """
-    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
-    checks.instance("the server", server, Profile, "packer.load_profile(NAME)")
     check_one_server(workload, server)
     checks.integer("seed", seed, low=0)
     checks.integer("max_loras", max_loras, low=0)
     if isinstance(predictor, str | os.PathLike):
         predictor = load_predictor(predictor, server, seed=seed)
-    checks.instance("the predictor", predictor, Predictor, "packer.load_predictor(NAME, PROFILE)")
     for_one = getattr(predictor, "for_one", None)  # of those that simulate
     settings = server.settings(max_loras, workload.slot_rank(max_lora_rank))
     item = Bin(tuple(range(len(workload))), settings, server)

@@ -54,5 +54,5 @@ def test_an_idle_adapter_is_not_silent(toy_plan: Callable[..., Plan]) -> None:
 def test_a_tolerance_is_a_share(toy_plan: Callable[..., Plan], tolerance: float) -> None:
     """A tolerance with which no rate, or every rate, would count as drifted is refused."""
     plan = toy_plan(["a", "b"])
-    with pytest.raises(ValidationError, match="Expected tolerance to be a finite number >= 0"):
+    with pytest.raises(ValidationError, match=r"Expected tolerance to be a (finite )?number"):
         drift(plan, plan.workload, tolerance=tolerance)

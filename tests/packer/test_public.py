@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,18 +27,18 @@ CLUSTER = packer.Cluster.of(SERVER, 1, max_loras=4)
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: packer.Arrivals(factors=2), "factors of Arrivals to be a sequence of finite numbers, got 2"),
+        (lambda: packer.Arrivals(factors=2), "factors of Arrivals to be a sequence of numbers, got 2"),
         (lambda: packer.Goal(packer.Limits(), classes=None), r"of tuples \(text, a Limits\), got None"),
         (lambda: packer.Bin((0,), SERVER.settings(1, 8), None), "a server to be a Profile"),
         (lambda: packer.Change(0.0, stop=0), "stop of Change to be a sequence of whole numbers, got 0"),
         (lambda: packer.Cluster(CLUSTER.kinds, CLUSTER.servers, store=1), "to be a Store or None, got 1"),
         (lambda: packer.Workload(FLEET.adapters, name=None), "name to be a str"),
-        (lambda: packer.drift(None, FLEET), "plan to be a Plan, got None"),
+        (lambda: packer.drift(None, FLEET), r"plan to be a Plan \(packer.load_plan\(FILE\)\), got None"),
         (lambda: packer.schedule(None, SERVER, {"a": [1]}), "got None"),
         (lambda: packer.frontier(FLEET, SERVER, max_gpus="x"), "max_gpus to be a whole number or None, got 'x'"),
         (lambda: packer.recommend(FLEET, SERVER, log_hour=True), "to be a RequestTrace or None, got True"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, "vllm"), "systems to be a sequence of .* got 'vllm'"),
-        (lambda: packer.recommend(FLEET, map(str, ())), "sequence of Profile objects .* got <map"),
+        (lambda: packer.recommend(FLEET, map(str, (1,))), "sequence of Profile objects .* got \\('1',\\)"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], jobs=0), "jobs .* got 0"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], backend="x"), "backend to be one of"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=0), "paced to be True or False"),
@@ -148,14 +151,36 @@ def test_names_of_strategies_are_words() -> None:
         solved(solver=made(Found, name=""))
 
 
-def test_errors_of_callbacks_pass_unchanged() -> None:
+class Own:
+    """A predictor of another package, also a callback that ends what calls it."""
+
+    name = "own"
+    evaluate = AnalyticPredictor().evaluate
+
+    def __call__(self, *args: object) -> None:
+        """End the call."""
+        raise RuntimeError("bad day")
+
+
+@pytest.mark.parametrize("ended", [boom, Own(), partial(boom, 1)])
+def test_errors_of_callbacks_pass_unchanged(ended: Callable[..., None]) -> None:
     """What a function among the arguments raises ends the call as it is, so that a caller can end a search."""
+    with pytest.raises(RuntimeError, match="bad day"):
+        solved(predictor=Own(), progress=ended)
 
-    def ended(what: str, done: int, total: int) -> None:
-        raise RuntimeError("enough")
 
-    with pytest.raises(RuntimeError, match="enough"):
-        packer.recommend(FLEET, SERVER, progress=ended)
+def test_wrong_arguments_are_refused_before_anything_is_done(tmp_path: Path) -> None:
+    """A refused call has written no file."""
+    with pytest.raises(ValidationError, match="force to be True or False, got 1"):
+        solved().save(tmp_path / "plan.json", force=1)
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_iterators_and_infinite_limits_are_taken() -> None:
+    """Items may come from an iterator, and a mapping may say that a latency has no limit."""
+    plan = solved(slo={"p95_ttft_ms": np.inf, "mean_itl_ms": 500.0})
+    found = packer.evaluate_plan(plan, add=iter([packer.Adapter("late", 8, 0.1)]), duration_s=9.0)
+    assert found.plan.workload.names[-1] == "late"
 
 
 def test_numbers_of_numpy_are_those_of_python() -> None:

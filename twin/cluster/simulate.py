@@ -95,7 +95,6 @@ def simulate_cluster(
     PluginError
         A plug-in raised, or a router returned a server that may not serve the adapter.
     """
-    checks.instance("the cluster", cluster, Cluster, "packer.read_cluster(FILE)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
     check_client(workload, max_outstanding, concurrency, paced)
     workload = judged(workload, cluster, slo)
