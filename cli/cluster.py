@@ -121,8 +121,9 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
 
     first, n = simulations[0], len(simulations)
     if first.status != "ok":
+        ways = what_starts(first.profile, first.settings, first.workload)
         reason = f"memory error: the server does not start: {first.status_reason}."
-        return [title_of(first), reason, f"What would start: {what_starts(first.profile, first.settings)}."]
+        return [title_of(first), reason, f"What would start: {ways}."]
     rows, cluster = [], "hit_rate" in result
     shown = METRICS["server"] | METRICS["others"] | (METRICS["paced"] if first.paced else {})
     for metric, (name, digits) in shown.items():

@@ -106,7 +106,8 @@ def _broken(problem: Problem, item: Bin, row: Evaluation) -> str:
     """Why a server may not be part of a plan, and what would help, as words that follow its number."""
     name = problem.objective.name
     if row.memory_error:
-        why, ways = memory_error(item.profile, item.settings), what_starts(item.profile, item.settings)
+        server = item.profile, item.settings, item.workload(problem.workload)
+        why, ways = memory_error(*server), what_starts(*server)
         return f"does not start: {why or 'memory error'}. What would start: {ways}"
     if row.starved:
         several = len(problem.evaluator.scenarios(problem.workload)) > 1

@@ -99,7 +99,7 @@ def twin_failures(
     """
     evaluator = Evaluator(twin, objective)
     found = evaluator.scaled(workload, bins)
-    failed = {k: _broken(k, bins[k], row) for k, row in enumerate(found) if not row.feasible}
+    failed = {k: _broken(k, bins[k], workload, row) for k, row in enumerate(found) if not row.feasible}
     if objective is not None:
         if objective.stable:
             for k in sorted({*range(len(bins))} - failed.keys()):
@@ -126,9 +126,9 @@ def beyond_limits(objective: Objective, rows: Evaluations, when: str) -> dict[in
     }
 
 
-def _broken(gpu: int, bin_: Bin, row: Evaluation) -> str:
+def _broken(gpu: int, bin_: Bin, fleet: Workload, row: Evaluation) -> str:
     if row.memory_error:
-        why = memory_error(bin_.profile, bin_.settings)
+        why = memory_error(bin_.profile, bin_.settings, bin_.workload(fleet))
         return f"server {gpu} does not start in the twin: {why}"
     return f"server {gpu} starves in the twin with a fresh seed: {row.served_share:.0%} of its load served"
 

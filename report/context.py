@@ -13,7 +13,7 @@ from packer.errors import InputError
 from packer.evaluation import mean_of
 from packer.export.formats import start_commands
 from packer.plan import Plan
-from packer.twin.memory.policy import kv_cache_tokens, memory_policy
+from packer.twin.memory.policy import held, kv_cache_tokens, memory_policy
 from packer.twin.tuning.policy import kv_tokens_of
 from packer.words import counted
 from packer.workload import Workload
@@ -68,12 +68,13 @@ def memory_bars(item: Bin, fleet: Workload) -> tuple[Bar, ...]:
     profile = item.profile
     policy = memory_policy(profile)
     total = profile.gpu.memory_bytes
-    reserved = policy.reserved_bytes(profile, item.settings)
+    settings = held(profile, item.settings, item.workload(fleet))
+    reserved = policy.reserved_bytes(profile, settings)
     trained = kv_tokens_of(fleet.fine_tuning, profile)
-    tokens = max(0, kv_cache_tokens(profile, item.settings, reserved=trained))
+    tokens = max(0, kv_cache_tokens(profile, settings, reserved=trained))
     parts = [
         ("weights", profile.model.weights_bytes, "weights"),
-        ("slots", reserved, policy.taken_by(item.settings)),
+        ("slots", reserved, policy.taken_by(settings)),
         ("kv", tokens * profile.model.kv_bytes_per_token, policy.kv_label),
     ]
     used = sum(size for _, size, _ in parts)

@@ -179,8 +179,9 @@ def _more_slots(sim: Run) -> str:
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
-    fits = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), trained) is None
-    parts = f"max_loras {slots}" if fits else "", _smaller_slots(sim)
+    settings = sim.profile.settings(slots, sim.max_lora_rank)
+    why_not = memory_error(sim.profile, settings, sim.workload, trained)
+    parts = "" if why_not else f"max_loras {slots}", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 
 
@@ -226,7 +227,7 @@ def relief(sim: Run) -> Run | None:
     while slots < n:
         slots = min(math.ceil(GROWTH * slots), n)
         settings = sim.profile.settings(slots, sim.max_lora_rank)
-        if memory_error(sim.profile, settings) is not None:
+        if memory_error(sim.profile, settings, sim.workload) is not None:
             return None
         again = simulate(
             sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank,

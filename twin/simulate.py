@@ -94,7 +94,7 @@ def simulate(
     workload = workload.held_to(slo)
     reserved = kv_tokens_of(workload.fine_tuning, profile)
     kv_tokens = kv_cache_tokens(profile, settings, workload, reserved)
-    reason = memory_error(profile, settings, reserved)
+    reason = memory_error(profile, settings, workload, reserved)
     raw = Raw.nothing(len(workload))
     if reason is None:
         server = Server(

@@ -72,6 +72,13 @@ def test_sglang_has_a_slot_for_the_base_model(
         other = replace(profile, engine=replace(profile.engine, name=name))
         tokens = simulate(fleet, other, max_loras=5, max_lora_rank=16, duration_s=1.0).kv_cache_tokens
         assert tokens == 10_000 - held_by * (100 + 160)
+        tight = replace(other, memory=replace(other.memory, min_kv_tokens=10_000 - 5 * 260))
+        run = simulate(fleet, tight, max_loras=5, max_lora_rank=16, duration_s=1.0)
+        ways = "max_loras 4 at rank 16" if held_by == 6 else None
+        assert (run.status, what_starts(tight, run.settings, fleet)) == (
+            "memory_error" if ways else "ok",
+            ways,
+        )
 
 
 @given(st.integers(1, 200), st.integers(0, 50_000))

@@ -72,7 +72,7 @@ class Setup:
         """Return why the server does not start, as a message; None if it starts."""
         profile = self.server.profile
         reserved = kv_tokens_of(self.server.workload.fine_tuning, profile)
-        reason = memory_error(profile, self.server.settings, reserved)
+        reason = memory_error(profile, self.server.settings, self.server.workload, reserved)
         if reason is None and self.cells < int(self.blocks.max()):
             reason = f"the adapters' memory of {self.cells} cells can't hold what must be in it"
         if reason is None and self.longest_request() < 2:

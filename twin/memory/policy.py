@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from packer.arrays import FloatArray, IntArray
 from packer.engine_spec import EngineSpec
 from packer.profile import ModelSpec, Profile
-from packer.settings import Settings
+from packer.settings import MAX_LORAS, Settings
 from packer.twin.memory.held import share_held
 from packer.workload import Workload
 
@@ -124,19 +125,24 @@ def kv_cache_tokens_many(
     return np.floor(tokens)
 
 
+def held(profile: Profile, settings: Settings, workload: Workload | None) -> Settings:
+    """The settings with all slots that take memory: SGLang has one more for requests to the base model, if the workload
+    has such (sglang/srt/lora/mem_pool.py)."""
+    if workload is None or profile.engine.name != "sglang" or not 0 < workload.n_loras < len(workload):
+        return settings
+    return replace(settings, max_loras=min(settings.max_loras + 1, MAX_LORAS))
+
+
 def kv_cache_tokens(
     profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0
 ) -> int:
     """KV cache capacity in tokens; negative if the adapters alone don't fit.
 
     `workload`: the requests of which these are tokens, if the model's layers do not keep all tokens (`KvShape`); None:
-    tokens that all layers keep. `reserved`: such tokens whose memory is used for training. SGLang has one more slot for
-    the requests to the base model, if the workload has such (sglang/srt/lora/mem_pool.py).
+    tokens that all layers keep. `reserved`: such tokens whose memory is used for training.
     """
-    slots = settings.max_loras
-    if workload is not None and slots and profile.engine.name == "sglang":
-        slots += workload.n_loras < len(workload)
-    tokens = int(kv_cache_tokens_many(profile, slots, settings.max_lora_rank)) - reserved
+    slots = held(profile, settings, workload)
+    tokens = int(kv_cache_tokens_many(profile, slots.max_loras, slots.max_lora_rank)) - reserved
     return tokens if workload is None else int(tokens / share_held(workload, profile.model.kv_shape))
 
 
@@ -175,12 +181,16 @@ def _in_flight(engine: EngineSpec) -> int:
     return engine.max_num_batched_tokens * (2 if overlaps else 1)
 
 
-def memory_error(profile: Profile, settings: Settings, reserved: int = 0) -> str | None:
+def memory_error(
+    profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0
+) -> str | None:
     """Return a message that says why the server does not start, or None if it starts.
 
     vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
-    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `reserved`: as for `kv_cache_tokens`.
+    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `workload`, `reserved`: see `held` and
+    `kv_cache_tokens`.
     """
+    settings = held(profile, settings, workload)
     tokens, needed = kv_cache_tokens(profile, settings, reserved=reserved), profile.memory.min_kv_tokens
     if tokens >= needed:
         return None

@@ -9,30 +9,34 @@ from packer.errors import IncompatibleError
 from packer.profile import Profile
 from packer.search import fewest
 from packer.settings import MAX_LORAS, Settings
-from packer.twin.memory.policy import kv_cache_tokens, least_kv_tokens, longest_context, memory_error
+from packer.twin.memory.policy import held, kv_cache_tokens, least_kv_tokens, longest_context, memory_error
 from packer.workload import Workload
 
 CONTEXT_STEP = 1024
 """Shorter contexts are proposed in multiples of this."""
 
 
-def largest_max_loras(profile: Profile, rank: int) -> int:
+def largest_max_loras(profile: Profile, rank: int, workload: Workload | None = None) -> int:
     """Largest max_loras with which the server starts (at most `MAX_LORAS`); 0 if it never does."""
-    too_many = fewest(lambda n: memory_error(profile, profile.settings(n, rank)) is not None, 1, MAX_LORAS)
+
+    def fails(n: int) -> bool:
+        return memory_error(profile, profile.settings(n, rank), workload) is not None
+
+    too_many = fewest(fails, 1, MAX_LORAS)
     return MAX_LORAS if too_many is None else too_many - 1
 
 
-def what_starts(profile: Profile, settings: Settings) -> str | None:
+def what_starts(profile: Profile, settings: Settings, workload: Workload | None = None) -> str | None:
     """Describe the nearest settings with which the server starts; return None if it starts with `settings`. A shorter
     context helps only if the profile's `min_kv_tokens` follows from `max_model_len` (`least_kv_tokens`)."""
-    if memory_error(profile, settings) is None:
+    if memory_error(profile, settings, workload) is None:
         return None
     ways = []
-    slots = largest_max_loras(profile, settings.max_lora_rank)
+    slots = largest_max_loras(profile, settings.max_lora_rank, workload)
     if slots:
         ways.append(f"max_loras {slots} at rank {settings.max_lora_rank}")
     # Each rank has a KV cache of its own, which must hold a whole context.
-    tokens = longest_context(profile, kv_cache_tokens(profile, settings))
+    tokens = longest_context(profile, kv_cache_tokens(profile, held(profile, settings, workload)))
     tokens = tokens // CONTEXT_STEP * CONTEXT_STEP
     if tokens > 0 and profile.memory.min_kv_tokens == least_kv_tokens(profile.model, profile.engine):
         ways.append(f"--max-model-len {tokens}")
