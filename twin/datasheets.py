@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packer import checks
 from packer.errors import UnknownNameError, ValidationError, reader
@@ -90,7 +90,10 @@ def datasheet(name: str) -> Datasheet:
 def _read_sheet(path: str) -> Datasheet:
     from packer.io.schema import parse
 
-    return parse(Datasheet, {"name": path[:-5].rpartition("/")[2], **parse_toml(read_text(path))})
+    sheet = parse(Datasheet, {"name": path[:-5].rpartition("/")[2], **parse_toml(read_text(path))})
+    return (
+        replace(sheet, name=f"own-{sheet.name}") if sheet.name in GPUS else sheet
+    )  # measured was another GPU
 
 
 def _names(sheet: Datasheet) -> tuple[str, ...]:

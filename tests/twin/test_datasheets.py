@@ -45,8 +45,9 @@ def test_unknown_gpus_are_refused() -> None:
 
 
 def test_another_gpu_is_given_by_its_data_sheet(tmp_path: Path) -> None:
-    """A GPU that is not known has an estimate with the bands of a data sheet alone; a wrong value is named."""
-    path, clock = tmp_path / "h100-64gb.toml", "clock_mhz = 2495\n"
+    """A GPU that is not known, whatever its file's name, has an estimate with the bands of a data sheet alone; a wrong
+    value is named."""
+    path, clock = tmp_path / "h100-80gb.toml", "clock_mhz = 2495\n"
     given = 'title = "AMD W7900"\nmemory_gib = 47.9\nbandwidth_bytes_s = 864e9\nbf16_flops = 1e14\nsms = 96\nwatts=9\n'
     path.write_text(given + clock)
     found = profile_for("meta-llama/Llama-3.1-8B-Instruct", str(path), {})
