@@ -40,9 +40,10 @@ SERVERS: tuple[Settings, ...] = (Settings(8, 16), Settings(32, 8), Settings(8, 6
 
 def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings) -> ServerOptions:
     """Return the options of a server, with emulated slot memory if the launch file has it."""
+    folders = tuple((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.rank)
+    settings = settings if folders else replace(settings, max_loras=0)
     kv_bytes = launch.emulation.kv_bytes(settings) if launch.emulation else None
-    folders = ((a.name, launch.adapter_folder(a.name, a.rank)) for a in adapters if a.rank)
-    return ServerOptions(tuple(folders), settings, kv_bytes)
+    return ServerOptions(folders, settings, kv_bytes)
 
 
 def _replay(key: str, adapters: Sequence[Adapter], trace: RequestTrace, duration_s: float) -> Task:

@@ -44,6 +44,8 @@ SILENT_SHARE = 0.5
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed after this time, before vLLM's front end closes them after 5 s (vllm/envs.py,
 `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`): a request that is sent just then would fail."""
+OPEN_MAX = 10_240
+"""Most open files that macOS allows for certain; it refuses its own hard limit (setrlimit(2))."""
 LOOK_LIMIT_S = 5.0
 """Time limit of a scrape of /metrics."""
 EXTRA_CHUNKS = 16
@@ -245,10 +247,8 @@ async def _stream(run: _Run, response: Any, i: int) -> None:
             continue
         if event.startswith(b'{"error"') or b'"choices"' not in event:
             said = run.where.masked(event[:ERROR_BYTES].decode(errors="replace"))[:ERROR_TEXT]
-            what = (
-                "" if event.startswith(b'{"error"') else "the stream has what is no event of a completion: "
-            )
-            _failed(run, i, f"{what}{said}")
+            strange = not event.startswith(b'{"error"')
+            _failed(run, i, "the stream has what is no event of a completion: " * strange + said)
             return
         run.heard = now
         run.said.hear(i, line)
@@ -338,9 +338,12 @@ async def _look(run: _Run, session: Any) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the job that packer wrote to standard input and write the result file."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each outstanding request has a connection
+    for most in (hard, OPEN_MAX):
+        with suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            break
     job: LoadJob = pickle.load(sys.stdin.buffer)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each outstanding request has a connection
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if job.cores:
         os.sched_setaffinity(0, job.cores)
     results.write_result(asyncio.run(run_load(job)), arguments[0])

@@ -121,8 +121,8 @@ class RunningServer:
     def _text(self, path: str, total_s: float, body: bytes | None = None) -> str:
         status, text = get(self.where, path, total_s, body)
         if status != 200:
-            said = masked(self.where.said(status, text) if status else text)[:ERROR_TEXT].strip().rstrip(".")
-            raise LiveError(f"{self.name}: {path}: {said}.")
+            said = self.where.said(status, text) if status else self.where.masked(text)
+            raise LiveError(f"{self.name}: {path}: {masked(said)[:ERROR_TEXT].strip().rstrip('.')}.")
         return text
 
 

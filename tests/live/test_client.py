@@ -71,6 +71,25 @@ def test_more_requests_are_outstanding_than_a_shell_opens_files(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_macos_refuses_to_open_as_many_files_as_its_hard_limit_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the client takes the largest limit that the system allows for certain."""
+    taken: list[int] = []
+
+    def limit(_what: int, limits: tuple[int, int]) -> None:
+        if limits[0] > client.OPEN_MAX:
+            raise ValueError("current limit exceeds maximum limit")
+        taken.append(limits[0])
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (256, 2**63 - 1))
+    monkeypatch.setattr(resource, "setrlimit", limit)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
+    with pytest.raises(EOFError):
+        client.main([str(tmp_path / "load.npz")])
+    assert taken == [10_240]
+
+
 def test_a_hanging_server_ends_the_run(
     with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
 ) -> None:

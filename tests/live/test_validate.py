@@ -26,7 +26,7 @@ from packer.cli import cli
 from packer.errors import OutputError
 from packer.evaluation import Evaluations
 from packer.io.files import claimed
-from packer.live.launch import Launch
+from packer.live.launch import Emulation, Launch
 from packer.live.server import command_line
 from packer.live.task import Endpoint
 from packer.live.validate import COMPARED, Validation, ValidationSpec, difference
@@ -90,12 +90,14 @@ def test_requests_to_the_base_model_need_no_adapter(launch: Launch, profile: Pro
     """Adapters of rank 0 are requests to the base model, whatever they are called: none is loaded, LoRA may be off."""
     bins = [Bin((0, 1), Settings(1, 8), profile), Bin((0,), Settings(1, 8), profile)]
     fleet = Workload([Adapter("llama", 0, 10.0), Adapter("a=b,c", 8, 10.0)])
+    launch = replace(launch, emulation=Emulation(1e6, 100.0))
     job = Validation(launch, fleet, bins, tmp_path, ValidationSpec(0.3))
     session = job.session(0)
     assert [name for name, _ in session.options.adapters] == ["a=b,c"]
-    assert json.loads(command_line(launch, session.options, 1)[-1])["name"] == "a=b,c"  # name=path holds no =
+    assert json.loads(command_line(launch, session.options, 1)[-3])["name"] == "a=b,c"  # name=path holds no =
     assert job._campaign(0, ()).job(Endpoint("http://x"), session.tasks[0]).models == ("base", "a=b,c")
     assert not re.search("lora", " ".join(command_line(launch, job.session(1).options, 1)))
+    assert [job.session(k).options.kv_cache_bytes for k in (0, 1)] == [999_200, 1_000_000]
 
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
