@@ -97,13 +97,10 @@ def _made(engine: EngineSpec) -> EngineRules:
             f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known, "
             f"got {shown(engine.version)}."
         )
+    bfloat16 = engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16"
     for used, first, what in (
         (engine.max_num_queued_reqs is not None, QUEUE_LIMIT, "max_num_queued_reqs"),
-        (
-            engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16",
-            BFLOAT16_CACHE,
-            'kv_cache_dtype "bfloat16"',
-        ),
+        (bfloat16, BFLOAT16_CACHE, 'kv_cache_dtype "bfloat16"'),
         (engine.lora_target_modules, MODULES, "lora_target_modules"),
         (engine.scheduling_policy == "priority", PRIORITIES, 'scheduling_policy "priority"'),
         (engine.async_scheduling, OLDEST, "async_scheduling"),

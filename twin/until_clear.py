@@ -92,8 +92,8 @@ def at_edge(sim: Run) -> bool:
 
 
 def is_idle(sim: Run) -> bool:
-    """Whether a server started, and no request completed or waited: it keeps every limit."""
-    return sim.status == "ok" and not sim.completed and not sim.adapter_pooled_p95_ttft_ms.max()
+    """Whether a server started and got no request: it keeps every limit."""
+    return sim.status == "ok" and not sim.sent
 
 
 def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
