@@ -194,7 +194,7 @@ def _prices(plan: packer.Plan) -> Any:
     for item in plan.bins:
         own, price = list(item.adapters), item.profile.gpu.price_per_hour
         loads = item.rates(fleet) * fleet.mean_tokens[own]
-        prices[own] += (math.nan if price is None else price) * loads / (loads.sum() or 1.0)
+        prices[own] += (math.nan if price is None else price) * loads / loads.sum()
     return prices
 
 
@@ -341,7 +341,8 @@ def outages(fleet: packer.Workload, bins: Sequence[packer.Bin]) -> list[str]:
 
     found: dict[str, list[int]] = {}
     for k, item in enumerate(bins):
-        if said := outage(item.profile.engine, item.max_loras, item.workload(fleet).n_loras):
+        adapters = int((fleet.ranks[list(item.adapters)] > 0).sum())
+        if said := outage(item.profile.engine, item.max_loras, adapters):
             found.setdefault(said, []).append(k)
     return [f"{plural(len(few), 'server')} {spans(few)}: {said}" for said, few in found.items()]
 

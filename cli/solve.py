@@ -74,7 +74,6 @@ class Planning:
         """Read the running plan of --from; None without --from."""
         if self.old_path is None:
             return None
-
         return packer.load_plan(self.old_path)
 
     def at_load(
@@ -163,7 +162,6 @@ class PlanOutput:
         """Return `out`; without -o it may also overwrite an earlier plan that packer wrote and no one changed."""
         if self.output is not None or out.as_json or out.force or not Path(DEFAULT_OUTPUT).is_file():
             return out
-
         try:
             packer.load_plan(DEFAULT_OUTPUT)
         except PackerError:

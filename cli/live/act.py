@@ -202,7 +202,6 @@ def _followed(
     plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, metrics: PrometheusOptions,
     out: Writing,
 ) -> int:  # fmt: skip
-
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.drift import with_base

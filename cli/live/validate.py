@@ -161,7 +161,6 @@ def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
 
 
 def _replayed(plan: packer.Plan, path: str) -> packer.Workload:
-
     fleet = packer.read_workload(path)
     if fleet.arrivals.trace is None or fleet.names != plan.workload.names:
         raise click.UsageError(
