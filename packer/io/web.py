@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -142,7 +143,8 @@ def ask(
     `http.client.HTTPException`: the response is not HTTP.
     """
     parts = urlsplit(where.url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    kind = partial(http.client.HTTPSConnection, context=tls) if tls else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=total_s)
     late = threading.Event()
     sockets: list[socket.socket] = []
@@ -163,10 +165,9 @@ def ask(
         connection.sock.settimeout(total_s)
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sockets.append(connection.sock)
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            context.set_alpn_protocols(["http/1.1"])
-            connection.sock = context.wrap_socket(connection.sock, server_hostname=parts.hostname)
+        if tls:
+            tls.set_alpn_protocols(["http/1.1"])
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=parts.hostname)
             sockets.append(connection.sock)
         head = {"Accept-Encoding": "identity", **where.headers}
         head |= {} if body is None else {"Content-Type": content_type}
