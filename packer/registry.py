@@ -122,8 +122,9 @@ def _object_in_words(item: object) -> str | None:
     """A strategy of another package that was given as an object; None for another object."""
     if _package(type(item).__module__) == "packer":
         return None
-    for kind, (module, _, contract) in ((kind, text.partition(":")) for kind, text in CONTRACTS.items()):
-        if module in sys.modules and isinstance(item, getattr(sys.modules[module], contract)):
+    for kind, contract in CONTRACTS.items():
+        module, name = contract.split(":")
+        if module in sys.modules and isinstance(item, getattr(sys.modules[module], name)):
             made = type(item)
             return f"the {kind} {getattr(item, 'name', '')!r} ({made.__module__}:{made.__qualname__})"
     return None

@@ -67,8 +67,9 @@ def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
         whole, _, last = data.rpartition(b"\n")
         with suppress(FileFormatError):
             if whole and last and error.row == data.count(b"\n") + 1:
-                found, cut = trace_of(decode(whole + b"\n"), path, fields), "is cut, or still being written"
-                return replace(found, said=(*found.said, f"left out the last line, which {cut}"))
+                found = trace_of(decode(whole + b"\n"), path, fields)
+                said = "left out the last line, which is cut, or still being written"
+                return replace(found, said=(*found.said, said))
         raise
 
 
