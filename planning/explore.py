@@ -176,7 +176,7 @@ class Frontier(Clock, Conditions):
         break the whole plan, so it is kept before the plan is made.
         """
         if self._wide(low) and high > 1:
-            if low == 1 and self.at(1, 2).holds:  # one server is no split
+            if low == 1 and self.at(1).holds:  # one server is no split
                 return 1
             even = self._first_even(max(2, low), high)
             if even is not None and fresh and (broken := self._broken_at(even)):
@@ -216,11 +216,12 @@ class Frontier(Clock, Conditions):
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """The fewest GPUs from `low` to `high` that keep the limits; None if none does. Once the time is over, no plan
-        is made unless there is none yet."""
+        is made unless there is none of these yet."""
         few = MANY <= low < high and not self.over() and not self.at(low, low + 1).holds
         start = self._first_even(low + 1, high) if few else low
-        if self._points and self.over():
-            return min((n for n, p in self._points.items() if low <= n <= high and p.holds), default=None)
+        made = [n for n in self._points if low <= n <= high]
+        if made and self.over():
+            return min((n for n in made if self._points[n].holds), default=None)
         # Steps grow slowly: the number is near, and plans on more GPUs need more simulated hours.
         return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, 2, start)
 
@@ -316,11 +317,8 @@ class Frontier(Clock, Conditions):
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
-        found = (
-            self._any_splits(n_gpus)
-            if wide
-            else chain(self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus))
-        )
+        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus)
+        found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
                 self._begin(following)

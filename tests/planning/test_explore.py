@@ -248,6 +248,14 @@ def test_one_server_is_tried_before_splits(server: Profile) -> None:
     assert Frontier(fleet, server).first(1, 3) == 1
 
 
+def test_a_server_tried_first_costs_no_plan_in_time(server: Profile) -> None:
+    """Once the time is over, the number of servers that splits do on gets its plan, though one server was tried."""
+    job = Frontier(Workload([Adapter(f"a{k}", 8, 0.06, *LONG) for k in range(120)]), server)
+    assert not job.at(1).holds
+    job.over = lambda: True
+    assert job.first_that_holds(3, 4) == 3
+
+
 def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> None:
     """Quiet adapters share slots, busy ones have one each, the base model none, and no server gets fewer slots than it
     has."""
