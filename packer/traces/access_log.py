@@ -238,18 +238,24 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
         if model in fields.skip:
             return "skipped"
     sides = where["input"], where["output"]
-    if model is None and None in sides:
-        return "other"
-    inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) if key else 0 for key in sides)
     name = None if where["id"] is None else str(row.cells[where["id"]])
-    if name is None and not (inputs and outputs):
-        return "failed"
-    rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
-    session = None if where["session"] is None else str(row.cells[where["session"]]).strip()
-    cached = (
-        None if where["cached"] is None else row.integer(where["cached"], low=0, high=inputs or MAX_TOKENS)
-    )
-    time_s = _time(row, where["time"])
+    half = None in sides
+    if half and (model is None or name is None):
+        return "other" if model is None else "failed"
+    try:
+        inputs, outputs = (row.integer(key, low=0, high=MAX_TOKENS) if key else 0 for key in sides)
+        half = not (inputs and outputs)
+        if half and name is None:
+            return "failed"
+        rank = None if where["rank"] is None else row.integer(where["rank"], low=0, high=MAX_RANK)
+        session = None if where["session"] is None else str(row.cells[where["session"]]).strip()
+        most, key = inputs or MAX_TOKENS, where["cached"]
+        cached = None if key is None else row.integer(key, low=0, high=most)
+        time_s = _time(row, where["time"])
+    except FileFormatError:
+        if half:  # a failure, whose other cells may have anything
+            return "failed"
+        raise
     return LogRow(time_s, inputs, outputs, model, rank, session, cached, None, row.number, name)
 
 

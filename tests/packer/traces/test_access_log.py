@@ -209,6 +209,14 @@ def test_nan_is_no_value(tmp_path: Path) -> None:
     assert (len(log), log.dropped, log.other) == (2, 1, 0)
 
 
+@pytest.mark.parametrize("odd", [{"time": "soon"}, {"rank": "x"}, {"cached_tokens": 99}])
+def test_failures_may_have_anything(tmp_path: Path, odd: dict[str, object]) -> None:
+    """Cells of a failed request, whose line has no output, are not checked, also where it has an id."""
+    known = {"time": 1, "id": "r", "model": "a", "prompt_tokens": 3, "completion_tokens": 4}
+    log = read_trace(write(tmp_path / "x.jsonl", [known, {**known, "completion_tokens": 0, **odd}]))
+    assert (len(log), log.dropped) == (1, 1)
+
+
 def lines_of(k: int) -> list[dict[str, object]]:
     """A request as a proxy logs its start and a server its stream: its tokens come with the last line."""
     at, known = 1769940000 + 10 * k, {"id": f"chat-{k}", "model": f"a{k % 2}"}
