@@ -171,9 +171,7 @@ def served_models(where: Address) -> tuple[list[str], list[str]]:
     if status != 200:
         raise LiveError(f"{where.url}/v1/models answers {_answer(status, text)}.")
     try:
-        cards = {
-            str(item["id"]): item.get("parent", "parent" not in item) for item in parse_json(text)["data"]
-        }
+        cards = {str(item["id"]): item.get("parent", True) for item in parse_json(text)["data"]}
     except (ValueError, KeyError, TypeError, AttributeError):
         return [], []
     if next(iter(cards.values()), None) is True:

@@ -57,14 +57,10 @@ def test_a_server_that_vllm_may_end_is_named(
     command: str, fleet: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Drafts with fewer slots than adapters are named on one server as in a plan; with a slot for each they are not."""
-    spec = [
-        "--set",
-        "speculation=eagle:num_speculative_tokens=1,acceptance=0.5",
-        "--set",
-        "vllm-version=0.32.0",
-    ]
-    for slots, said in (("1", 1), ("16", 0)):
-        assert run([command, fleet, "--max-loras", slots, "--duration", "9", *spec]) == 0
+    drafts = "speculation=eagle:num_speculative_tokens=1,acceptance=0.5"
+    for slots, ahead, said in (("1", "true", 1), ("16", "true", 0), ("1", "false", 0)):
+        given = [f"--set={each}" for each in (drafts, "vllm-version=0.32.0", f"async-scheduling={ahead}")]
+        assert run([command, fleet, "--max-loras", slots, "--duration", "9", *given]) == 0
         assert capsys.readouterr().out.count("Outage: vLLM 0.32.0 ends in an assertion") == said
 
 

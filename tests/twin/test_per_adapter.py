@@ -12,12 +12,14 @@ from scipy.stats import binom
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
+from packer.cluster import Cluster
 from packer.errors import UnknownNameError
 from packer.goal import OF_MANY, Goal, Limits, Slo, level
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
 from packer.speculation import SpeculationSpec
+from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.per_adapter import (
     FEW_CHANCE,
     FEW_MAY_REACH,
@@ -111,6 +113,10 @@ def test_attainment_and_goodput_by_hand(make_profile: MakeProfile) -> None:
     assert _attained(sim, Slo.of(2000.0, 11.0))[0] == 1.0
     tight = replace(sim, workload=replace(sim.workload, slo=Slo.of(300.0)))
     assert tight.slo_attainment == pytest.approx(1 / 4)
+    servers = Cluster.of(sim.profile, 1, max_loras=1)
+    routed = simulate_cluster(tight.workload, servers, duration_s=2.0, max_outstanding=3)
+    for each in (tight, routed):  # a refused request waits for the whole run
+        assert judged_ms(each, "p95_ttft_ms")[2] == 2000.0
     requests = sim.workload.arrivals.trace
     assert requests is not None
     assert tight.goodput_tok_s == (requests.input_tokens[0] + 50) / sim.duration_s
