@@ -146,7 +146,7 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
         found += f" Closed loop: {first.concurrency} requests are always outstanding."
     if advice := (result["verdict"]["cause"] or {}).get("advice"):
         found += f" What would help: {advice}."
-    ends = "" if cluster else outage(first.profile.engine, first.max_loras, first.workload.n_loras)
+    ends = {outage(each.profile.engine, each.max_loras, each.workload.n_loras) for each in first.servers}
     return [
         title_of(first),
         Table(None, columns, rows),
@@ -156,7 +156,7 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
         *([f"Lengths {assumed_lengths(first.workload)}."] if first.workload.assumed_lengths else []),
         *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
         *([] if cluster else _thrashing(first)),
-        *([f"Outage: {ends}."] if ends else []),
+        *(f"Outage: {each}." for each in sorted(ends) if each),
         Judged(result["verdict"]["text"], result["verdict"]["holds"]),
     ]
 

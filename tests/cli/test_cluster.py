@@ -348,3 +348,14 @@ def test_pictures_and_ceiling(
     found = _json([*arguments, "--max-outstanding", "2"], capsys)
     assert found["refused"] > 0  # type: ignore[operator]
     assert found["aborted"] == 0
+
+
+def test_servers_that_vllm_may_end_are_named(
+    fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers behind a router, of which any may get every adapter, are named as a single one is."""
+    drafts = "--set=speculation=eagle:num_speculative_tokens=1,acceptance=0.5"
+    given = ["simulate", fleet, "--cluster", cluster, "--duration", "60", drafts]
+    for version, said in (("0.32.0", 1), ("0.33.0", 0)):
+        assert run([*given, f"--set=vllm-version={version}"]) == 0
+        assert capsys.readouterr().out.count("Outage: vLLM 0.32.0 ends in an assertion") == said
