@@ -93,24 +93,20 @@ def fitting(problem: Problem, given: str | Solver) -> Solver:
     """
     solver: Solver = registry.load("solver", given)() if isinstance(given, str) else given
     checks.instance("the solver", solver, Solver, "packer.registry.load")
-    names = {"objective": problem.objective.name, "solver": solver.name, "predictor": problem.evaluator.name}
-    for kind, name in names.items():
-        checks.name(f"the name of the {kind}", name)
-    for key, most in problem.objective.limits.items():
-        checks.real(f"{key}, a limit of the objective {problem.objective.name!r},", most, low=0.0)
-    if problem.objective.spare and (len(problem.profiles) > 1 or problem.objective.fixed_gpus):
+    aim, name = problem.objective, solver.name
+    for kind, own in (("objective", aim.name), ("solver", name), ("predictor", problem.evaluator.name)):
+        checks.name(f"the name of the {kind}", own)
+    for key, most in aim.limits.items():
+        checks.real(f"{key}, a limit of the objective {aim.name!r},", most, low=0.0)
+    if aim.spare and (len(problem.profiles) > 1 or aim.fixed_gpus):
         raise IncompatibleError(
             "A spare GPU is planned for one kind of server, where the number of GPUs is free."
         )
-    reason = problem.objective.supports(problem.profiles)
-    if reason is not None:
-        raise IncompatibleError(f"The objective {problem.objective.name!r} can't be used here: {reason}.")
-    reason = supports(problem, solver)
-    if reason is not None:
-        raise IncompatibleError(
-            f"The solver {solver.name!r} can't take this problem (objective "
-            f"{problem.objective.name!r}): {reason}."
-        )
+    if (reason := aim.supports(problem.profiles)) is not None:
+        raise IncompatibleError(f"The objective {aim.name!r} can't be used here: {reason}.")
+    if (reason := supports(problem, solver)) is not None:
+        task = f"can't take this problem (objective {aim.name!r})"
+        raise IncompatibleError(f"The solver {name!r} {task}: {reason}.")
     return solver
 
 

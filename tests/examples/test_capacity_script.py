@@ -20,11 +20,11 @@ def _run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_more_traffic_needs_no_fewer_gpus(root: Path, tmp_path: Path) -> None:
     """One line for each factor, with GPUs that grow with the traffic, are those of `packer solve`, and their price."""
     fleet = tmp_path / "fleet.csv"
-    fleet.write_text(HEADER + "".join(f"a{i},{8 if i % 2 else 16},0.4,220,200\n" for i in range(40)))
-    done = _run(root, str(fleet), "--factors", "0.5", "1", "4", "--price", "2.5")
+    fleet.write_text(HEADER + "".join(f"a{i},{8 if i % 2 else 16},0.6,1500,60\n" for i in range(40)))
+    done = _run(root, str(fleet), "--factors", "0.25", "1", "--price", "2.5")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[2:]]
-    assert [float(row[0]) for row in rows] == [0.5, 1.0, 4.0]
+    assert [float(row[0]) for row in rows] == [0.25, 1.0]
     gpus = [int(row[3]) for row in rows]
     assert gpus == sorted(gpus)
     assert gpus[-1] > gpus[0]
