@@ -29,8 +29,8 @@ WORDS: Mapping[Any, tuple[str, str]] = {
 }
 """One value, and several values, of a type in messages."""
 MADE_BY = {
-    "Cluster": "read_cluster(FILE)", "Goal": "Goal.parse(TEXT)", "Plan": "load_plan(FILE)",
-    "Profile": "load_profile(NAME)", "Workload": "read_workload(FILE)",
+    "Cluster": "read_cluster(FILE)", "Goal": "Goal.parse(TEXT)", "Objective": "objectives.base.Objective",
+    "Plan": "load_plan(FILE)", "Profile": "load_profile(NAME)", "Workload": "read_workload(FILE)",
 }  # fmt: skip
 """What of `packer` makes objects of a class."""
 

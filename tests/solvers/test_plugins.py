@@ -13,7 +13,7 @@ import pytest
 
 from packer import registry
 from packer.cli import run
-from packer.errors import IncompatibleError, PluginError
+from packer.errors import IncompatibleError, PluginError, ValidationError
 from packer.io.workloads import read_workload
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Status
@@ -178,7 +178,7 @@ def test_an_objective_without_a_key_is_named(key: tuple[float, ...], tmp_path: P
 
 def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:
     """An object with the right methods alone is refused; the message says what to inherit from."""
-    with pytest.raises(IncompatibleError, match=r"packer\.objectives\.base\.Objective"):
+    with pytest.raises(ValidationError, match=r"packer\.objectives\.base\.Objective"):
         solve(read_workload(fleet(tmp_path)), small_profile(), object())  # type: ignore[arg-type]
 
 
