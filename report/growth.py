@@ -134,6 +134,7 @@ def choose_gpus(evaluations: Evaluations, limit: int | None) -> tuple[int, ...]:
     if limit is None or count <= limit:
         return tuple(range(count))
     ttft = np.nan_to_num(evaluations.mean_ttft_ms, nan=np.inf)
+    ttft[evaluations.idle] = 0.0
     slowest_first = np.argsort(-ttft, kind="stable")
     worst = slowest_first[: (limit + 1) // 2].tolist()
     others = slowest_first[(limit + 1) // 2 :]

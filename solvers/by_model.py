@@ -278,6 +278,7 @@ def _division_rank(problem: Problem, found: Solution) -> Rank:
     rows = problem.evaluator.evaluate(problem.workload, found.bins)
     rates = [float(item.rates(problem.workload).sum()) for item in found.bins]
     time_ms = np.nan_to_num(rows.mean_ttft_ms + 100.0 * rows.mean_itl_ms, nan=np.inf)
+    time_ms[rows.idle] = 0.0
     used = sum(item.gpus for item in found.bins)
     return (*order[:2], -float(used), *order[2:], float(np.average(time_ms, weights=rates)))
 

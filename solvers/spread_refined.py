@@ -116,7 +116,7 @@ class _Refinement:
     ) -> _Bins:
         # Objectives that count GPUs don't distinguish states: then the time of a request decides.
         ttft_ms, itl_ms = (
-            np.average(np.where(np.isnan(ms), np.inf, ms), weights=rates)
+            np.average(np.where(found.idle, 0.0, np.where(np.isnan(ms), np.inf, ms)), weights=rates)
             for ms in (found.mean_ttft_ms, found.mean_itl_ms)
         )
         return _Bins(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
@@ -226,6 +226,7 @@ class _Refinement:
 def _worst_last(found: Evaluations) -> list[int]:
     """Indices of the servers, worst last: feasible servers by latency, then the others by falling share served."""
     latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
+    latency_ms[found.idle] = 0.0
     missing = np.where(
         found.feasible, -2.0, -found.total_token_throughput / np.maximum(found.offered_tok_s, 1e-9)
     )

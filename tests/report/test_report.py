@@ -229,10 +229,12 @@ def test_replayed_traces_do_not_grow(plan: Plan, saturating: Evaluate) -> None:
 
 
 def test_limited_growth_shows_the_slowest(plan: Plan) -> None:
-    """With a limit, the GPU with the longest TTFT is among those drawn."""
+    """With a limit, the GPU with the longest TTFT is among those drawn; one without requests is not the slowest."""
     rows = [
         dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
     ]
+    for k in range(5):
+        rows[k] = dataclasses.replace(rows[k], mean_ttft_ms=np.nan, worst_adapter_ttft_ms=0.0)
     chosen = choose_gpus(Evaluations.of(rows), 4)
     assert len(chosen) == 4
     assert {6, 13} <= set(chosen)

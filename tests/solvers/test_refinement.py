@@ -276,3 +276,15 @@ def test_slots_by_simulation_are_taken_if_the_objective_is_better(monkeypatch: p
         plans.append(solve(fleet, profile, goal, max_gpus=2, margin=0.0, verify=False, with_headroom=False))
     after, before = (goal.key(fleet, plan.bins, twin.evaluate(fleet, plan.bins)) for plan in plans)
     assert after <= before
+
+
+def test_an_idle_server_is_not_the_slowest() -> None:
+    """Adapters that nobody uses, on servers of their own, do not keep the others from being moved."""
+    busy = ((8, 2.0), (32, 0.5), (16, 0.2), (32, 1.0), (32, 0.5), (32, 0.2))
+    rows = [*((64 if k != 2 else 8, 0.0) for k in range(4)), *busy]
+    fleet = Workload([Adapter(f"a{k}", rank, rate) for k, (rank, rate) in enumerate(rows)])
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    plan = solve(fleet, profile, "latency", max_gpus=6, solver="spread-refined", seed=3)
+    assert (
+        plan.objective_value[1] < 3100.0
+    )  # with two busy adapters of rank 16 and 32 on one server: 3,279 ms
