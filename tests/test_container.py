@@ -68,22 +68,14 @@ def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_p
     built = set(folder.iterdir())
     assert any("advance" in each.name for each in built)
     homeless = {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""}
-    packer(
-        "workload",
-        "generate",
-        "--adapters",
-        "9",
-        "--rates",
-        "0.1",
-        "--ranks",
-        "8",
-        "-o",
-        "f.json",
-        **homeless,
-    )
-    packer("solve", "f.json", "-o", "p.json", **homeless)
-    packer("evaluate", "p.json", "--seed", "5", **homeless)
-    packer("simulate", "f.json", "--max-loras", "4", **homeless)
+    for words in (
+        "workload generate --adapters 9 --rates 0.1 --ranks 8 -o f.json",
+        "solve f.json -o p.json",
+        "evaluate p.json --seed 5",
+        "evaluate p.json --router affinity --duration 60",
+        "simulate f.json --max-loras 4",
+    ):
+        packer(*words.split(), **homeless)
     assert {each.name for each in folder.iterdir()} == {each.name for each in built}
 
 
