@@ -250,6 +250,13 @@ def test_ids_that_name_no_requests_join_nothing(tmp_path: Path) -> None:
     assert (len(log), len(log.notes)) == (6, 2)
 
 
+@pytest.mark.parametrize("other", [{"model": "b"}, {"completion_tokens": 2}, {"time": 4000}])
+def test_lines_that_are_no_parts_are_not_joined(tmp_path: Path, other: dict[str, object]) -> None:
+    """Two lines of one id are two requests if their adapters differ, the output falls, or an hour is between them."""
+    known = {"time": 5, "id": "c", "model": "a", "prompt_tokens": 9, "completion_tokens": 3}
+    assert len(read_trace(write(tmp_path / "x.jsonl", [known, {**known, "time": 6, **other}]))) == 2
+
+
 def test_a_day_is_no_time(tmp_path: Path) -> None:
     """A column `Date`, as Datadog's, has the times if it has times of day: with days alone nothing says when in it."""
     head, tokens = "Date,@model,@prompt_tokens,@completion_tokens", "a,3,4"

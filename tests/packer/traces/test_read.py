@@ -166,9 +166,11 @@ def test_a_stray_date_is_left_out_and_named(tmp_path: Path, odd: str, more: str)
 
 
 def test_a_week_between_two_days_is_no_stray(tmp_path: Path) -> None:
-    """Requests count wherever they are if they are more than a tenth of a log, or within three spans of the rest."""
+    """Requests count wherever they are if they are more than a tenth of a log, or within three days or spans of the
+    rest."""
     head, week_s = "timestamp,input_tokens,output_tokens", 7 * 86_400
-    for times in ([*range(30), *range(week_s, week_s + 5)], [*range(0, week_s, 20_000), 2 * week_s]):
+    few = [*range(30), week_s // 3]
+    for times in ([*range(30), *range(week_s, week_s + 5)], [*range(0, week_s, 20_000), 2 * week_s], few):
         log = read_trace(write(tmp_path, "x.csv", "\n".join([head, *(f"{each},10,5" for each in times)])))
         assert (len(log), log.said) == (len(times), ())
 
