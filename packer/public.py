@@ -156,6 +156,8 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind in (int, float):
         # To ask a float for the abstract class takes ten times as long.
         return isinstance(value, float | Real if kind is float else Integral) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, Integral) and value in (0, 1)
     if not isinstance(kind, type) or kind is np.ndarray:
         return True
     try:

@@ -41,7 +41,7 @@ CLUSTER = packer.Cluster.of(SERVER, 1, max_loras=4)
         (lambda: packer.recommend(FLEET, map(str, (1,))), "sequence of Profile objects .* got \\('1',\\)"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], jobs=0), "jobs .* got 0"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], backend="x"), "backend to be one of"),
-        (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=0), "paced to be True or False"),
+        (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=2), "paced to be True or False"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, controller=[]), "a Controller or None"),
     ],
 )  # fmt: skip
@@ -171,8 +171,8 @@ def test_errors_of_callbacks_pass_unchanged(ended: Callable[..., None]) -> None:
 
 def test_wrong_arguments_are_refused_before_anything_is_done(tmp_path: Path) -> None:
     """A refused call has written no file."""
-    with pytest.raises(ValidationError, match="force to be True or False, got 1"):
-        solved().save(tmp_path / "plan.json", force=1)
+    with pytest.raises(ValidationError, match="force to be True or False, got 2"):
+        solved().save(tmp_path / "plan.json", force=2)
     assert not (tmp_path / "plan.json").exists()
 
 
