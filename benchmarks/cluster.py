@@ -138,9 +138,7 @@ def put(path: Path, mark: str, text: str) -> None:
 
 def main() -> None:
     """Measure, print, and with --write keep."""
-    parser = argparse.ArgumentParser(
-        description="Compare systems on four servers, and measure large clusters."
-    )
+    parser = argparse.ArgumentParser(description="Compare systems on four servers, and measure large clusters.")
     parser.add_argument(
         "--write", action="store_true", help="update README.md, docs/comparison.md and docs/performance.md"
     )

@@ -37,9 +37,7 @@ def fleet(count: int, total: float, exponent: float, ranks: tuple[int, ...] = (8
     rng = np.random.default_rng(count)
     weights = 1.0 / np.arange(1, count + 1) ** exponent
     rates, drawn = total * weights / weights.sum(), rng.choice(ranks, count)
-    members = [
-        packer.Adapter(f"a{i}", int(k), float(r)) for i, (k, r) in enumerate(zip(drawn, rates, strict=True))
-    ]
+    members = [packer.Adapter(f"a{i}", int(k), float(r)) for i, (k, r) in enumerate(zip(drawn, rates, strict=True))]
     return packer.Workload(members)
 
 
@@ -125,9 +123,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     """Simulate, print, and with --write keep."""
     parser = argparse.ArgumentParser(description="Compare systems on nine fleets.")
-    parser.add_argument(
-        "--only", choices=tuple(FLEETS), help="one of the fleets; the others as they are kept"
-    )
+    parser.add_argument("--only", choices=tuple(FLEETS), help="one of the fleets; the others as they are kept")
     parser.add_argument("--write", action="store_true", help="keep the results")
     options = parser.parse_args()
     path = Path(__file__).with_suffix(".json")

@@ -34,11 +34,7 @@ def fleet(seed: int) -> packer.Workload:
     found = packer.Workload(
         [packer.Adapter(f"a{i}", int(rng.choice([8, 16, 32])), float(rate)) for i, rate in enumerate(rates)]
     )
-    return (
-        found.with_arrivals(Arrivals("bursty", common=Bursts(0.5, ((30.0, 1.0),))))
-        if seed % 3 == 1
-        else found
-    )
+    return found.with_arrivals(Arrivals("bursty", common=Bursts(0.5, ((30.0, 1.0),)))) if seed % 3 == 1 else found
 
 
 def compared(seed: int) -> dict[str, Any]:

@@ -119,9 +119,7 @@ def _cluster_run(servers: int, adapters: int, duration_s: float, req_s: float) -
     weights = 1.0 / np.arange(1, adapters + 1)
     rates = weights / weights.sum() * servers * req_s
     ranks = (8, 16, 32)
-    fleet = packer.Workload(
-        packer.Adapter(f"a{i}", ranks[i % 3], float(rate)) for i, rate in enumerate(rates)
-    )
+    fleet = packer.Workload(packer.Adapter(f"a{i}", ranks[i % 3], float(rate)) for i, rate in enumerate(rates))
     cluster = packer.Cluster.of(packer.load_profile(PROFILES[0]), servers, max_loras=32, max_lora_rank=32)
     few = packer.Workload([packer.Adapter(f"a{i}", 8, 1.0) for i in range(4)])
     packer.simulate_cluster(few, cluster.resized(2), router="most-idle", duration_s=1.0)
@@ -210,9 +208,7 @@ def main() -> None:
     """Measure, print, and with --write keep."""
     parser = argparse.ArgumentParser(description="Measure how fast packer is.")
     parser.add_argument("--write", action="store_true", help="update benchmarks/speed.json and README.md")
-    parser.add_argument(
-        "--cluster", nargs=4, metavar=("SERVERS", "ADAPTERS", "SECONDS", "REQ_S"), help="one cluster"
-    )
+    parser.add_argument("--cluster", nargs=4, metavar=("SERVERS", "ADAPTERS", "SECONDS", "REQ_S"), help="one cluster")
     options = parser.parse_args()
     if options.cluster:
         servers, adapters, duration_s, req_s = options.cluster

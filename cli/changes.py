@@ -5,9 +5,7 @@ from __future__ import annotations
 import packer
 from packer.words import counted, listed
 
-RENUMBERED = (
-    "exported files name servers by the new numbers; packer live apply goes by the adapters that they hold"
-)
+RENUMBERED = "exported files name servers by the new numbers; packer live apply goes by the adapters that they hold"
 
 
 def changes(old: packer.Plan, plan: packer.Plan) -> list[str]:

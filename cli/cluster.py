@@ -57,9 +57,7 @@ class Behind:
         kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
         return replace(cluster, kinds=kinds)
 
-    def check_used(
-        self, names: Sequence[str], cluster: packer.Cluster, engine: Mapping[str, Any], out: Output
-    ) -> None:
+    def check_used(self, names: Sequence[str], cluster: packer.Cluster, engine: Mapping[str, Any], out: Output) -> None:
         """Raise if --stats-age, or a setting in `engine`, has no effect on any of these systems; note if only on some.
         Routers with a compiled score read old counts; engines name what they do not read."""
         from packer import registry

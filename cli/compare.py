@@ -74,9 +74,7 @@ class Compared:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
     real: dict[str, Any] = pairs("--real", names=REAL)
-    output: str | None = common(
-        "output", help="Write the rows to this file (.csv or .json; with --cluster .json)."
-    )
+    output: str | None = common("output", help="Write the rows to this file (.csv or .json; with --cluster .json).")
     plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
     def start(self) -> Launch | None:

@@ -122,9 +122,7 @@ def _default(option: click.Option, value: Any, place: tuple[str, ...]) -> Any:
     several = value if isinstance(value, list) else [value]
     if option.is_flag and isinstance(value, bool):
         return value
-    if option.is_flag or not all(
-        isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in several
-    ):
+    if option.is_flag or not all(isinstance(v, (str, int, float)) and not isinstance(v, bool) for v in several):
         expected = "true or false" if option.is_flag else "text, a number or a list of them"
         raise _wrong(place, f"expected {expected}, got {str(value)[:80]!r}.")
     texts = [str(each) for each in several]

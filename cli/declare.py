@@ -57,9 +57,7 @@ def flag(*flags: str, everywhere: bool = False) -> Any:
     return field(default=found.default, metadata={**found.metadata, "everywhere": everywhere})
 
 
-def pairs(
-    *flags: str, names: Readers, refused: Mapping[str, str] = MappingProxyType({}), **attributes: Any
-) -> Any:
+def pairs(*flags: str, names: Readers, refused: Mapping[str, str] = MappingProxyType({}), **attributes: Any) -> Any:
     """A field that is a repeatable option NAME=VALUE; each name is also an option of its own, `--NAME VALUE`.
 
     `names`: name → reader of its value: a click type, or a function that raises `ValueError`. The field's value is a
@@ -136,9 +134,7 @@ def argument(metavar: str, **attributes: Any) -> Any:
     return field(default=default, metadata={"kind": click.Argument, "flags": (), "attributes": given})
 
 
-@dataclass_transform(
-    frozen_default=True, kw_only_default=True, field_specifiers=(option, flag, pairs, argument)
-)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option, flag, pairs, argument))
 def bundle(cls: type[T]) -> type[T]:
     """A frozen dataclass whose fields are parameters of a command."""
     return dataclass(frozen=True, kw_only=True)(cls)
@@ -318,9 +314,7 @@ class LazyGroup(click.Group):
         if not name.startswith("-") and name not in self.lazy:
             near = difflib.get_close_matches(name, self.lazy, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(
-                f"No such command {name[:80]!r}.{hint} Known: {', '.join(self.lazy)}.", ctx
-            )
+            raise click.UsageError(f"No such command {name[:80]!r}.{hint} Known: {', '.join(self.lazy)}.", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -299,7 +299,5 @@ def _placeable(plan: packer.Plan, seen: packer.Workload, given: Ranks, out: Outp
     if given.others or not unknown:
         return _ranked(plan, seen, given)
     largest = max(1, *plan.workload.ranks.tolist())
-    out.note(
-        f"{listed(unknown, SHOWN)}: no rank is given (--rank); taken to be {largest}, the plan's largest"
-    )
+    out.note(f"{listed(unknown, SHOWN)}: no rank is given (--rank); taken to be {largest}, the plan's largest")
     return _ranked(plan, seen, replace(given, others=(largest,)))

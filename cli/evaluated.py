@@ -106,8 +106,7 @@ def drift_lines(plan: packer.Plan, found: Drift, traffic: ObservedTraffic) -> li
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
         rows = [
-            (name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "from 0")
-            for name, old, new in rates
+            (name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "from 0") for name, old, new in rates
         ]
         columns = ("adapter", "planned", "measured", "change")
         lines.append(Table("Rates that drifted most, requests/s", columns, rows))
@@ -142,7 +141,5 @@ def _newcomers(found: Drift) -> list[str]:
     placed = {plan.workload.names[i] for item in plan.bins for i in item.adapters}
     on = [name for name in found.new_adapters if name in placed]
     left = [name for name in found.new_adapters if name not in plan.workload.names]
-    lines = (
-        [f"Evaluated on the least loaded servers with large enough slots: {listed(on, SHOWN)}."] if on else []
-    )
+    lines = [f"Evaluated on the least loaded servers with large enough slots: {listed(on, SHOWN)}."] if on else []
     return [*lines, f"Not evaluated, without a known base model: {listed(left, SHOWN)}."] if left else lines

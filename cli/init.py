@@ -106,9 +106,7 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     write_text(paths["packer.toml"], said + tomlkit.dumps(defaults), force=out.force)
     with interruptible() as stop, out.progress() as progress:
         hour = None if observed is None else observed.hour
-        plan = packer.recommend(
-            fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop, log_hour=hour
-        )
+        plan = packer.recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop, log_hour=hour)
         planned_for = []
         # The line needs a plan for the mean load, which is made only if the line is printed.
         if observed is not None and not (out.as_json or out.quiet):

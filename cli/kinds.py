@@ -58,9 +58,7 @@ class KindArguments(ServerSettings):
 
         if alone := {"tensor_parallel_size", "data_parallel_size", "quantization"} & set(self.settings):
             raise click.UsageError(f"--{min(alone).replace('_', '-')} goes with --gpu and --model.")
-        return [
-            (name, each) for name in names for each in variants(packer.load_profile(name), **self.settings)
-        ]
+        return [(name, each) for name in names for each in variants(packer.load_profile(name), **self.settings)]
 
     def _of_gpus(self, rank: int) -> list[tuple[str, packer.Profile]]:
         """As `_of_profiles`, by GPU and model: calibrated profiles if packer has them, otherwise estimates."""

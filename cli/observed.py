@@ -33,9 +33,7 @@ class ObservedFiles:
     tables: dict[str, str] = pairs("--table", names={"loads": str, "day": str}, metavar="NAME=FILE")
     output: str = common("output", required=True)
 
-    def write(
-        self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None
-    ) -> None:
+    def write(self, found: Observed, out: Writing, *, source: str, facts: Mapping[str, Any] | None = None) -> None:
         """Write the workload and the loads, and print a summary. `facts`: further entries of the JSON output."""
         from packer.io.workloads import write_workload
         from packer.traces.measure import rounded

@@ -158,9 +158,7 @@ class Output:
                 self.note("the drafter's passes take no time here; draft_pass_ms of speculation gives it.")
             if "fewer GPUs" in profile.provenance:
                 gpus = counted(profile.engine.gpus, "GPU")
-                self.note(
-                    f"each server of {profile.gpu.name} has {gpus}; {profile.provenance['fewer GPUs']}."
-                )
+                self.note(f"each server of {profile.gpu.name} has {gpus}; {profile.provenance['fewer GPUs']}.")
 
     def progress(self) -> AbstractContextManager[Progress]:
         """Show a progress bar on a terminal, unless quiet."""

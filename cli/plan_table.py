@@ -63,9 +63,7 @@ def _kinds(plan: packer.Plan) -> Table:
         cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]
-    return Table(
-        "Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1), caption=_goal(plan)
-    )
+    return Table("Kinds of server", columns, rows, left=(0, len(models), len(columns) - 1), caption=_goal(plan))
 
 
 def _band(plan: packer.Plan) -> list[str]:
@@ -357,11 +355,7 @@ def _tightest(plan: packer.Plan, found: AdapterFigures) -> list[str]:
     most = int(np.lexsort((np.isnan(found.p95_ttft_ms), used == used.max()))[-1])
     gpus = [k for k, item in enumerate(plan.bins) if most in item.adapters]
     where = f"{plural(len(gpus), 'server')} {spans(gpus)}"
-    share = (
-        f"uses {used[most]:.0%} of its limits"
-        if used[most] < np.inf
-        else "is on a server that starves or queues"
-    )
+    share = f"uses {used[most]:.0%} of its limits" if used[most] < np.inf else "is on a server that starves or queues"
     ttft, itl = found.p95_ttft_ms[most], found.mean_itl_ms[most]
     got = "no answer" if np.isnan(ttft) else f"p95 TTFT {ttft:,.0f} ms, ITL {itl:.1f} ms"
     return [f"Tightest    adapter {plan.workload.names[most]!r} on {where} {share}: {got}"]
@@ -373,9 +367,7 @@ def assumed_lengths(fleet: packer.Workload) -> str:
     means = [f"{getattr(fleet, side).mean:g}" for side in sides]
     if len(sides) == 1:
         what = "prompts" if sides == ("input_tokens",) else "answers"
-        return (
-            f"of {what} not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
-        )
+        return f"of {what} not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
     return (
         f"not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average; "
         "columns input_tokens and output_tokens give them"

@@ -60,9 +60,7 @@ class DayOptions:
         replays = fleet.arrivals.trace is not None
         if replays + (self.rates_path is not None) + (self.trace_path is not None) != 1:
             if replays:
-                raise IncompatibleError(
-                    "The fleet's file has the requests: expected neither --rates nor --trace."
-                )
+                raise IncompatibleError("The fleet's file has the requests: expected neither --rates nor --trace.")
             raise IncompatibleError("Expected either --rates or --trace.")
         if self.rates_path is not None:
             return read_rates(self.rates_path, fleet)
@@ -76,9 +74,7 @@ class DayOptions:
         found = self.period_s
         if found is None and self.rates_path is not None and (found := spacing_s(periods)) is None:
             whole = counted(len(periods), "column")
-            out.note(
-                f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS"
-            )
+            out.note(f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS")
         return found or HOUR_S
 
 
@@ -106,9 +102,7 @@ class Results:
 
 
 @command
-def schedule(
-    file: FleetFile, servers: KindArguments, hours: DayOptions, results: Results, out: Writing
-) -> int:
+def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results: Results, out: Writing) -> int:
     """Which servers run in each hour of a day, from one plan that holds all day.
 
     The static plan holds in every period. Each period runs as few servers as hold there; adapters of servers that are

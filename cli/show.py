@@ -42,9 +42,7 @@ def show(file: PlanArgument, shown: Shown, out: Output) -> None:
     """
     plan = file.plan()
     if shown.adapters and shown.other_path is not None:
-        raise IncompatibleError(
-            "--adapter shows adapters of one plan, --diff what changes between two: give one."
-        )
+        raise IncompatibleError("--adapter shows adapters of one plan, --diff what changes between two: give one.")
     if shown.adapters:
         rows = adapter_rows(plan, shown.adapters)
         out.result({"adapters": rows}, lambda: [adapters_table(plan, shown.adapters), f"Goal: {plan.goal}."])

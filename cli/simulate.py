@@ -59,9 +59,7 @@ class RunOptions:
     max_outstanding: int | None = option(type=click.IntRange(min=1), metavar="N")
     concurrency: int | None = option(type=click.IntRange(min=1, max=1_000_000), metavar="C")
     paced: bool = flag()
-    scrape_interval_s: float | None = option(
-        "--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS"
-    )
+    scrape_interval_s: float | None = option("--scrape-interval", type=click.FloatRange(min=0.001), metavar="SECONDS")
     tuning: str | None = common("tuning")
 
 
@@ -100,9 +98,7 @@ class ArrivalOptions:
         if arrivals is None:
             return workload
         if arrivals == "piecewise" and "factors" not in given:
-            raise IncompatibleError(
-                "--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2."
-            )
+            raise IncompatibleError("--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2.")
         named = {"arrivals_cv": "cv", "period": "period_s"}
         return workload.with_arrivals(
             packer.Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})

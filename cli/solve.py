@@ -142,9 +142,7 @@ class Planning:
         objective = self.objective or ("gpus" if old is None else objective_of(old))
         solver = self.solver or (None if old is None else "replan")
         slo = fleet.slo if self.slo or follows else None
-        return packer.solve(
-            fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given
-        )
+        return packer.solve(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 
 
 @bundle
@@ -170,9 +168,7 @@ class PlanOutput:
 
 
 @command
-def solve(
-    file: FleetFile, servers: KindArguments, planning: Planning, result: PlanOutput, out: Writing
-) -> int:
+def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: PlanOutput, out: Writing) -> int:
     """Plan: how many GPUs, which adapter where, how to start each server.
 
     WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Objectives take parameters

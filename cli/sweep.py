@@ -162,9 +162,7 @@ def _table(frame: pl.DataFrame, packs: pl.DataFrame, within: pl.DataFrame, title
 
     axis = x_axis(frame)
     others = [name for name in AXES if name != axis]
-    found = (
-        {tuple(row[name] for name in others): row for row in each.to_dicts()} for each in (packs, within)
-    )
+    found = ({tuple(row[name] for name in others): row for row in each.to_dicts()} for each in (packs, within))
     best, kept = found
     cells = []
     for key, part in frame.group_by(others, maintain_order=True):

@@ -31,9 +31,7 @@ def describe(file: FleetFile, out: Output) -> None:
 
 def headline(fleet: packer.Workload) -> str:
     """The workload in one line; rates and loads are means over the cycle of piecewise arrivals."""
-    rate, load = (
-        fleet.arrivals.mean_factor * each for each in (fleet.given_rates.sum(), fleet.offered_tok_s)
-    )
+    rate, load = (fleet.arrivals.mean_factor * each for each in (fleet.given_rates.sum(), fleet.offered_tok_s))
     return f"{counted(len(fleet), 'adapter')}, {rate:,.3g} req/s, offered load {load:,.0f} tok/s"
 
 

@@ -171,9 +171,7 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                     for key, row in FIGURES.items()
                 }
                 # Requests at a constant rate find no more than the mean batch with themselves.
-                at_random = any(
-                    _at(each, key, "strategy", "type_") == "poisson" for key in ("config", "args")
-                )
+                at_random = any(_at(each, key, "strategy", "type_") == "poisson" for key in ("config", "args"))
                 yield found | ({"most": math.inf} if at_random else {})
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in UNSTEADY.items():

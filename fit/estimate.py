@@ -115,9 +115,7 @@ def estimate_profile(
         sources[WEIGHTS] = f"{sizes.quantization or 'bf16'}, not those of {own.repository}"
     cache_bytes = KV_CACHE_DTYPES[kv_cache_dtype]
     kv_bytes, shape = kv_cache(sizes, engine, cache_bytes or BYTES)
-    spec = ModelSpec(
-        sizes.name, sizes.weights_bytes, kv_bytes, sizes.lora_bytes_per_rank, sizes.repository, shape
-    )
+    spec = ModelSpec(sizes.name, sizes.weights_bytes, kv_bytes, sizes.lora_bytes_per_rank, sizes.repository, shape)
     least = least_kv_tokens(spec, engine)
     return Profile(
         name=name or _name(sizes, sheet, engine), model=spec, engine=engine, provenance=sources,
@@ -153,9 +151,7 @@ def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_
         raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     n = checks.integer("tensor_parallel_size", gpus, low=1, high=64)
     if sizes.heads % n:
-        rule = (
-            f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}"
-        )
+        rule = f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}"
         raise IncompatibleError(f"{rule}, got {n}.")
     return n
 
@@ -176,9 +172,7 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
         raise IncompatibleError(rule)
 
 
-def _check_settings(
-    sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None
-) -> None:
+def _check_settings(sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None) -> None:
     """Raise `ValidationError` for an invalid version or number, `IncompatibleError` for a length that vLLM refuses.
     Source: vllm/config/model.py, `_get_and_verify_max_len`."""
     if version is not None and engine_name == "vllm" and not VERSION.fullmatch(version):

@@ -20,9 +20,7 @@ def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> Mem
 
     Raises `ModelError`: fewer than three measured capacities.
     """
-    points = [
-        (whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens")) for row in rows
-    ]
+    points = [(whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens")) for row in rows]
     if len(points) < 3:
         raise ModelError(f"Expected at least 3 measured KV capacities, got {len(points)}.")
     slots, ranks, tokens = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))

@@ -30,9 +30,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     layers = _size(config, "num_hidden_layers")
     said = data.get("_name_or_path")
-    tied = data.get(
-        "tie_word_embeddings", config.get("tie_word_embeddings", kind in KINDS["tied_by_default"])
-    )
+    tied = data.get("tie_word_embeddings", config.get("tie_word_embeddings", kind in KINDS["tied_by_default"]))
     if not isinstance(tied, bool):
         raise FileFormatError(f"expected true or false, got {shown(tied)}.", key="tie_word_embeddings")
     stored = data.get("quantization_config", config.get("quantization_config"))
@@ -104,9 +102,7 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     types = config.get("layer_types")
     types = [each for each in types if isinstance(each, str)] if isinstance(types, list) else []
     if types and len(types) != layers:
-        raise FileFormatError(
-            f"expected a type for each of the {layers} layers, got {len(types)}.", key="layer_types"
-        )
+        raise FileFormatError(f"expected a type for each of the {layers} layers, got {len(types)}.", key="layer_types")
     windowed = sum("sliding" in each or "chunked" in each for each in types)
     if not types and kind in KINDS["shares_window"]:
         windowed = layers - layers // KINDS["shares_window"][kind]
@@ -137,9 +133,7 @@ def _attention(config: dict[str, Any], kind: str, layers: int, hidden: int, head
     return found
 
 
-def _size(
-    config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1, high: int = 10**8
-) -> int:
+def _size(config: dict[str, Any], key: str, *, default: int | None = None, low: int = 1, high: int = 10**8) -> int:
     value = default if config.get(key) is None else config[key]
     if value is None:
         raise FileFormatError("this key is missing.", key=key)

@@ -212,9 +212,7 @@ def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equatio
     return _equations(states, times, graph_max_tokens)
 
 
-def _equations(
-    states: Sequence[tuple[float, ...]], times: Sequence[float], graph_max_tokens: int
-) -> Equations:
+def _equations(states: Sequence[tuple[float, ...]], times: Sequence[float], graph_max_tokens: int) -> Equations:
     """Equations of states: decodes, prefill tokens, adapters and the sum of their ranks, slots and their rank, context,
     waiting requests, registered adapters."""
     b, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).reshape(-1, 9).T

@@ -126,9 +126,7 @@ class Acting:
             for name, path in () if isinstance(models, str) else models.adapters.items():
                 expected = self.fleet.path_of(name, self.ranks.get(name, 0), server.where.url)
                 if name in self.ranks and path != expected:
-                    found.append(
-                        f"{shown(name)} on {server.name} from {shown(path)} instead of {shown(expected)}"
-                    )
+                    found.append(f"{shown(name)} on {server.name} from {shown(path)} instead of {shown(expected)}")
         if found:
             self.say(f"loaded from other paths than `adapters` says, and left so: {listed(found, 3)}")
 
@@ -364,9 +362,7 @@ class Acting:
 
 def _routes(placed: Placement) -> dict[str, dict[int, float]]:
     """For each adapter with requests, its servers with their shares."""
-    return by_adapter(
-        (s, {name: share for name, share in own.items() if share}) for s, own in enumerate(placed)
-    )
+    return by_adapter((s, {name: share for name, share in own.items() if share}) for s, own in enumerate(placed))
 
 
 def _busy_words(busy: bool | None, of: str, within: str, stays: str) -> str:

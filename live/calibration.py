@@ -202,9 +202,7 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
     if not observations:
         failures = {o.failure.message for o in outcomes if o.failure is not None}
         failures |= {o.load.fault for o in outcomes if o.load is not None and o.load.fault is not None}
-        raise LiveError(
-            f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}."
-        )
+        raise LiveError(f"No server could be measured: {'; '.join(sorted(failures)) or 'the budget is too short'}.")
     how = "per-step log" if logs else "gaps between tokens as the client saw them"
     return from_log.assemble(launch, observations, logs, capacity, how, memory)
 

@@ -161,9 +161,7 @@ async def _drive(run: _Run, session: Any, stop: asyncio.Event) -> float:
                 _failed(run, i, "the answer does not end after its last token")
         silence_s = run.now() - run.heard
         if run.outstanding and silence_s > SILENT_SHARE * duration:
-            run.end(
-                f"the server hangs: {run.outstanding} requests outstanding, no token for {silence_s:.3g} s"
-            )
+            run.end(f"the server hangs: {run.outstanding} requests outstanding, no token for {silence_s:.3g} s")
         return duration
     finally:
         for task in (*tasks, *watchers):
@@ -208,9 +206,7 @@ async def _request(run: _Run, session: Any, i: int) -> None:
     headers = {"Content-Type": "application/json"}
     url = f"{run.job.url}/v1/completions"
     try:
-        async with session.post(
-            url, data=run.said.body(i), headers=headers, allow_redirects=False
-        ) as response:
+        async with session.post(url, data=run.said.body(i), headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 text = await _text(response, ERROR_BYTES)
                 _failed(run, i, run.where.said(response.status, text)[:ERROR_TEXT])

@@ -61,9 +61,7 @@ class VllmEnvironment:
 def probe(python: str) -> VllmEnvironment | str:
     """Return an interpreter's vLLM, or the reason why it is not usable."""
     try:
-        done = subprocess.run(
-            [python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False
-        )
+        done = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=False)
     except OSError as error:
         return f"{python} can't be run: {error.strerror}"
     except subprocess.TimeoutExpired:

@@ -130,9 +130,7 @@ class LiveFleet:
         for what, found in own.items():
             twice = next((text for k, text in enumerate(found) if text in found[:k]), None)
             if twice is not None:
-                raise ValidationError(
-                    f"Expected servers with a {what} of their own, got {shown(twice)} twice."
-                )
+                raise ValidationError(f"Expected servers with a {what} of their own, got {shown(twice)} twice.")
         self.path_of("name", 8)
         object.__setattr__(self, "servers", named)
 

@@ -112,9 +112,7 @@ def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dic
     parts = [o.equations() for o in observations if len(o.count)]
     total = sum(len(part.step_ms) for part in parts)
     if total < MIN_EQUATIONS:
-        raise LiveError(
-            f"Expected at least {MIN_EQUATIONS} different batch states to fit a step law, got {total}."
-        )
+        raise LiveError(f"Expected at least {MIN_EQUATIONS} different batch states to fit a step law, got {total}.")
     equations = sum(parts[1:], parts[0])
     terms = _terms(observations)
     coefficients = {k: v for k, v in solve_unbiased(equations, terms).items() if v > 0.0}

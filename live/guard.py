@@ -50,9 +50,7 @@ def main(arguments: list[str]) -> int:
     grace_s, command = float(arguments[0]), arguments[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the pipe decides
-    child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_default_signals
-    )
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_default_signals)
     closed = threading.Event()
 
     def watch() -> None:

@@ -83,9 +83,7 @@ class RunningServer:
         if name not in held:
             raise LiveError(f"{self.name}: /v1/models does not list {shown(name)} after its load.")
         if held[name] != path:
-            raise LiveError(
-                f"{self.name}: {shown(name)} was loaded from {shown(held[name])}, expected {shown(path)}."
-            )
+            raise LiveError(f"{self.name}: {shown(name)} was loaded from {shown(held[name])}, expected {shown(path)}.")
         probe = {"model": name, "prompt": list(PROBE_TOKENS), "max_tokens": 1, "temperature": 0.0}
         found = self._json("/v1/completions", self.limits.load_s, probe)
         if not (isinstance(found, dict) and found.get("choices")):

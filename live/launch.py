@@ -35,9 +35,7 @@ class Emulation:
 
     def kv_bytes(self, settings: Settings) -> int:
         """Bytes for the KV cache; 0 or less means a memory error."""
-        return int(
-            self.kv_budget_bytes - settings.max_loras * settings.max_lora_rank * self.slot_bytes_per_rank
-        )
+        return int(self.kv_budget_bytes - settings.max_loras * settings.max_lora_rank * self.slot_bytes_per_rank)
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,7 @@ def import_aiohttp() -> Any:
     try:
         import aiohttp
     except ImportError:
-        raise MissingDependencyError(
-            "Real servers need aiohttp: pip install 'adapter-packer[live]'."
-        ) from None
+        raise MissingDependencyError("Real servers need aiohttp: pip install 'adapter-packer[live]'.") from None
     return aiohttp
 
 

@@ -16,9 +16,7 @@ NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 share. The others are counters from the server's start; prefix_queries and prefix_hits count tokens."""
 _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
 _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
-_LINE = re.compile(
-    r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?'
-)
+_LINE = re.compile(r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_PAGE_BYTES = 4 << 20
 """Maximum bytes of a page that a server may send."""
@@ -114,9 +112,7 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
         values.setdefault(name, []).append(value)
     figures = {key: next((values[n] for n in names if n in values), []) for key, names in NAMES.items()}
     sizes, lists = dict(_LABEL.findall(cache)), dict(_LABEL.findall(loras))
-    blocks, size, said = (
-        _whole(sizes.get(n)) for n in ("num_gpu_blocks", "block_size", "kv_cache_size_tokens")
-    )
+    blocks, size, said = (_whole(sizes.get(n)) for n in ("num_gpu_blocks", "block_size", "kv_cache_size_tokens"))
     known = KvCache(blocks, size, len(values[_CACHE]), said) if blocks and size else None
     listed = [lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
     adapters = _parts(re.sub(r"\\(.)", r"\1", ",".join(listed)))

@@ -101,9 +101,7 @@ class LiveServer:
     """One server as a context manager, which always ends the server's processes on exit. `start` returns None, or a
     `Failure`: a server that does not start is a result, not an exception."""
 
-    def __init__(
-        self, launch: Launch, options: ServerOptions, folder: Path, *, cores: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, launch: Launch, options: ServerOptions, folder: Path, *, cores: Sequence[int] = ()) -> None:
         self.launch, self.options, self.folder = launch, options, folder
         self.cores = tuple(cores) or launch.server_cores
         self.port = 0
@@ -228,9 +226,7 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
     return get(where, "/health", timeout_s)[0] == 200
 
 
-def get(
-    where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None
-) -> tuple[int, str]:
+def get(where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None) -> tuple[int, str]:
     """GET a page, or POST a JSON `body`; return status and text of the answer.
 
     Status 0 and the reason: no answer of up to `MAX_PAGE_BYTES` came in time.

@@ -28,9 +28,7 @@ TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config
 """A Llama small enough for one CPU core: steps take 2 to 20 ms, as those of a large model on a GPU."""
 
 
-def write_files(
-    python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool
-) -> None:
+def write_files(python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool) -> None:
     """Write `adapters/rank-N/` below `folder` with vLLM's interpreter; if `whole`, also `model/`, the tiny model.
 
     Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write to `folder`.

@@ -162,8 +162,7 @@ class BinReport:
                 for name in COMPARED
             },
             "runs": [
-                run.outcome.load.to_bench(seed=run.outcome.task.seed) if run.outcome.load else None
-                for run in self.runs
+                run.outcome.load.to_bench(seed=run.outcome.task.seed) if run.outcome.load else None for run in self.runs
             ],
             "log_tail": next((r.outcome.failure.tail for r in self.runs if r.outcome.failure), ""),
         }

@@ -58,9 +58,7 @@ class Latency(Objective):
         return (mean, worst) if self.statistic == "mean" else (worst, mean)
 
 
-def _traffic_of(
-    workload: Workload, adapters: tuple[int, ...], shares: tuple[float, ...]
-) -> tuple[float, float]:
+def _traffic_of(workload: Workload, adapters: tuple[int, ...], shares: tuple[float, ...]) -> tuple[float, float]:
     """Requests per second of a bin, and their mean output tokens."""
     index = list(adapters)
     rates = workload.rates[index] * np.array(shares)

@@ -114,9 +114,7 @@ def beside_bench(
 def _requests(document: dict[str, Any], adapters: int, seed: int) -> tuple[RequestTrace, tuple[str, ...]]:
     """The requests of a run as far as the file has them, and what is assumed for the rest, in words."""
     if document.get("ramp_up_strategy") is not None:
-        raise IncompatibleError(
-            "Expected a benchmark at a steady rate, got one whose rate rises (ramp_up_strategy)."
-        )
+        raise IncompatibleError("Expected a benchmark at a steady rate, got one whose rate rises (ramp_up_strategy).")
     rng, assumed = np.random.default_rng(seed), []
     inputs, outputs = _lengths(document, "input_lens"), _lengths(document, "output_lens")
     if inputs is None or outputs is None or len(inputs) != len(outputs):

@@ -77,9 +77,7 @@ def rank_of(kind: ServerKind, fleet: Workload) -> int:
     return slot_rank_for(int(fleet.ranks.max())) if kind.max_lora_rank is None else kind.max_lora_rank
 
 
-def left_of(
-    left: Collection[int], fleet: Workload, kinds: Sequence[ServerKind], rooms: Sequence[int | None]
-) -> Left:
+def left_of(left: Collection[int], fleet: Workload, kinds: Sequence[ServerKind], rooms: Sequence[int | None]) -> Left:
     """Why these adapters have no server. `rooms`: maximum adapters of each server; None: any number."""
     names, ranks, highest = fleet.names, fleet.ranks.tolist(), max(rank_of(kind, fleet) for kind in kinds)
     known = [math.inf if room is None else room for room in rooms]

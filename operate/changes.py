@@ -66,9 +66,7 @@ def changed_fleet(
             raise UnknownNameError("adapter", name, fleet.names)
     for adapter in add:
         if adapter.name in known and adapter.name not in gone:
-            raise ValidationError(
-                f"Expected new adapters, got {shown(adapter.name)}, which the fleet has already."
-            )
+            raise ValidationError(f"Expected new adapters, got {shown(adapter.name)}, which the fleet has already.")
     kept = [i for i, name in enumerate(fleet.names) if name not in gone]
     adapters = [*(fleet.adapters[i] for i in kept), *add]
     if not adapters:

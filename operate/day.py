@@ -207,9 +207,7 @@ def keys_of(each: Period, bins: Sequence[Bin]) -> list[tuple[int, Settings]]:
     return [(place, item.settings) for place, item in zip(each.servers, bins, strict=True)]
 
 
-def _chosen(
-    own: Mapping[int, Settings], options: Mapping[int, Set[Settings]], periods: int
-) -> dict[int, Settings]:
+def _chosen(own: Mapping[int, Settings], options: Mapping[int, Set[Settings]], periods: int) -> dict[int, Settings]:
     """Settings by period: successive periods share one if their `options` do, the one that most of them had."""
     nothing: Set[Settings] = frozenset()
     # Begin where no settings are shared with the period before, so that no run is cut at midnight.

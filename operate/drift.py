@@ -160,8 +160,7 @@ def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Worklo
     left = [each.name for each in plan.workload.adapters if not each.rank and each.name not in seen.names]
     to = dict(zip(own, left, strict=True)) if len(own) == len(left) == 1 else {}
     adapters = (
-        replace(each, name=to.get(each.name, each.name), rank=0) if each.name in own else each
-        for each in seen.adapters
+        replace(each, name=to.get(each.name, each.name), rank=0) if each.name in own else each for each in seen.adapters
     )
     return replace(seen, adapters=tuple(adapters))
 

@@ -82,9 +82,7 @@ class PlanEvaluation:
         over = len(self.beyond) * len(self.plan.workload)
         count = sum(self.beyond)
         of = f", for {count:,.0f} of {over:,} adapter-hours" if math.isfinite(count) else ""
-        text = (
-            f"The latency limits break in {_broken(self.beyond)} of {counted(len(self.beyond), 'hour')}{of}"
-        )
+        text = f"The latency limits break in {_broken(self.beyond)} of {counted(len(self.beyond), 'hour')}{of}"
         most = "" if self.worst is None else f", most on {self.worst}"
         return f"{text}{most}: {self.plan.goal}"
 
@@ -183,9 +181,7 @@ def evaluate_plan(
     profiles = list(dict.fromkeys(item.profile for item in changed.bins))
     evaluator = Evaluator.load(predictor, profiles, seed=used)
     if duration_s is not None and evaluator.name != "twin":
-        raise IncompatibleError(
-            f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate."
-        )
+        raise IncompatibleError(f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate.")
     progress("servers", 0, 2)
     simulated, trace = evaluator.name == "twin" and duration_s is None, changed.workload.arrivals.trace
     # One hour shows whether limits hold, unless chance decides.
@@ -236,9 +232,7 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None, add: Sequence[Ad
     every = {each.name: each for each in (*plan.workload.adapters, *add)}
     whole = replace(plan.workload, adapters=tuple(every.values()))
     fleet = replace(plan.workload, slo=whole.held_to(slo).slo)
-    return replace(
-        plan, workload=fleet, limits=plan.limits if plan.objective == "recommend" else limits_of(fleet.slo)
-    )
+    return replace(plan, workload=fleet, limits=plan.limits if plan.objective == "recommend" else limits_of(fleet.slo))
 
 
 def holds_routed(plan: Plan, run: Run) -> bool:
@@ -255,9 +249,7 @@ def holds_routed(plan: Plan, run: Run) -> bool:
 UNJUDGED = "The latency limits are not evaluated, which the twin does"
 
 
-def _limits_kept(
-    plan: Plan, changed: Changed, found: Evaluations, hours: Hours
-) -> tuple[bool, tuple[str, ...]]:
+def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, hours: Hours) -> tuple[bool, tuple[str, ...]]:
     """Whether no limit that the plan was made for is known to break, and a remark on the limits, if any."""
     figures = [(getattr(found, name), most) for name, most in plan.limits.items()]
     over = any((values > most).any() for values, most in figures)
@@ -298,9 +290,7 @@ def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -
         hour = Hour(fleet, seeds.fresh(seed, place), place > 0 and not looked[0])
         for k, each in enumerate(kept.all(changed.bins, hour)):
             used = np.nan_to_num(each.adapters.slo_used, nan=0.0, posinf=np.inf)
-            silent = np.isnan(
-                each.adapters.p95_ttft_ms
-            )  # without an answer: the worst of those with infinite use
+            silent = np.isnan(each.adapters.p95_ttft_ms)  # without an answer: the worst of those with infinite use
             most = int(np.lexsort((silent, used))[-1])
             name = fleet.names[changed.bins[k].adapters[most]]
             found.append((Worst(name, changed.gpus[k], float(used[most])), bool(silent[most])))

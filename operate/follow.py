@@ -131,13 +131,9 @@ class Following:
             self._resting = {s for s, server in servers if server.host.start is not None}
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
-        silent = [
-            each for s, each in enumerate(seen) if isinstance(each, str) and (s in wrong or s not in quiet)
-        ]
+        silent = [each for s, each in enumerate(seen) if isinstance(each, str) and (s in wrong or s not in quiet)]
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
-        others = by_others(
-            self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist()
-        )
+        others = by_others(self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist())
         self._said_before, self._said = self._said, set()
         self._say_new((*wrong.values(), *others))
         self._changed_by_others |= bool(others or wrong)
@@ -157,8 +153,7 @@ class Following:
         self.keeper.may_stop = [known and able and alone[s] for s, able in enumerate(self._stoppable)]
         # Of adapters that left the fleet, those take room that could not be unloaded.
         self.keeper.others = {
-            s: sum(n not in self.acting.ranks or (s, n) in self._stuck for n in own)
-            for s, own in enumerate(placed)
+            s: sum(n not in self.acting.ranks or (s, n) in self._stuck for n in own) for s, own in enumerate(placed)
         }
         self._refused = {each: at_s for each, at_s in self._refused.items() if now_s < at_s + SHORT_S}
         self.keeper.refused = {(s, number[name]) for s, name in self._refused if name in number}

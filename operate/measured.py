@@ -99,9 +99,7 @@ class Requests:
         new: dict[str, Any] = {side: replace(old.scaled(factor * old.mean), low=ends[0] or 1, high=ends[1])}
         return replace(adapter, **new)
 
-    def _learn_hits(
-        self, s: int, own: list[int], sample: Sampled, hit_rate: Callable[[int], float | None]
-    ) -> str:
+    def _learn_hits(self, s: int, own: list[int], sample: Sampled, hit_rate: Callable[[int], float | None]) -> str:
         """Give the adapters of a server shared prefixes that yield its measured hit rate, if it differs; say so."""
         fleet, now = self.fleet, sample.hit_rate
         if now is None or any(fleet.sessions_by_adapter[a] for a in own):

@@ -44,9 +44,7 @@ def observe_log(
         turns, share = sessions_of(fleet)
         said = [f"requests come in sessions of {turns:.3g} turns on average"] * fleet.has_sessions
         if share >= 0.5:
-            said.append(
-                f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs"
-            )
+            said.append(f"prompts of an adapter share {share:,.0f} tokens on average, shorter ones all of theirs")
         notes += [", and ".join(said)] if said else []
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
@@ -65,9 +63,7 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     if metrics.estimated:
         notes.append("vLLM's metrics carry no adapter: the shares are estimated from which adapters are seen")
     if metrics.load_ms is not None:
-        notes.append(
-            f"loading an adapter took {metrics.load_ms:,.0f} ms on average (vllm:lora_adapter_load_seconds)"
-        )
+        notes.append(f"loading an adapter took {metrics.load_ms:,.0f} ms on average (vllm:lora_adapter_load_seconds)")
     if metrics.hit_rate is not None:
         notes.append(
             f"vLLM found {metrics.hit_rate:.1%} of the prompt tokens in its KV cache: prompts of each adapter share "
@@ -145,15 +141,11 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
     if rates_path is not None:
         given = read_rates(os.fspath(rates_path), fleet)
         if load not in given:
-            raise ValidationError(
-                f"Expected a load among {', '.join(given)} of {rates_path}, got {shown(load)}."
-            )
+            raise ValidationError(f"Expected a load among {', '.join(given)} of {rates_path}, got {shown(load)}.")
         at = with_rates(fleet, given[load])
         return at if load == "mean" else at.with_arrivals(bursts_within(fleet.arrivals, HOUR_S))
     if fleet.arrivals.trace is None:
-        raise IncompatibleError(
-            "A load needs a trace of requests, or a file of the rates at each load (--loads FILE)."
-        )
+        raise IncompatibleError("A load needs a trace of requests, or a file of the rates at each load (--loads FILE).")
     return observe_replayed(fleet, load).fleet
 
 

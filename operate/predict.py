@@ -69,9 +69,7 @@ def predict(
     notes = (model.summary(),) if isinstance(model, AutoPredictor) else ()
     if not isinstance(learned, LearnedPredictor):
         if explain:
-            raise IncompatibleError(
-                f"The predictor {model.name!r} simulates: it has no rules or features to explain."
-            )
+            raise IncompatibleError(f"The predictor {model.name!r} simulates: it has no rules or features to explain.")
         return Prediction(model.name, server, figures, notes=notes)
     features = learned.features(fleet, [server])
     outside = tuple(

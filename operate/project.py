@@ -152,7 +152,5 @@ def fleet_for(
         return found.fleet, found
     fleet = read_workload(path)
     if ranks.table or ranks.others:
-        raise IncompatibleError(
-            f"{os.fspath(path)} is a workload file and has ranks: leave out --ranks and --rank."
-        )
+        raise IncompatibleError(f"{os.fspath(path)} is a workload file and has ranks: leave out --ranks and --rank.")
     return fleet, None

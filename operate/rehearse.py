@@ -277,9 +277,7 @@ def _beside(
 ) -> list[Rehearsed]:  # fmt: skip
     """Fixed servers for the peak, a schedule by the hour, and autoscalers."""
     peak = with_rates(fleet, rates[int(np.argmax(rates @ fleet.mean_tokens))])
-    static = solve(
-        peak, kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False, seed=seed
-    )
+    static = solve(peak, kind.profile, slo=fleet.slo, max_replicas=MOST_REPLICAS, with_headroom=False, seed=seed)
     found = [run("static, for the peak", static.cluster(), None, router="plan")] if static.bins else []
     days = len(rates) // 24
     if days:

@@ -109,8 +109,7 @@ def windows_of(schedule: Schedule) -> list[Window]:
     days = schedule.periods
     first_s = days[0].start_s
     return [
-        Window(each.start_s - first_s, each.end_s - first_s, each.plan.cluster(), numbers=each.servers)
-        for each in days
+        Window(each.start_s - first_s, each.end_s - first_s, each.plan.cluster(), numbers=each.servers) for each in days
     ]
 
 

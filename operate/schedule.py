@@ -50,9 +50,7 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
     number = {name: i for i, name in enumerate(workload.names)}
     unknown = [name for name in table.names if name not in number]
     if unknown:
-        raise ValidationError(
-            f"Expected a trace of the fleet's adapters, got requests of {shown(unknown[0])}."
-        )
+        raise ValidationError(f"Expected a trace of the fleet's adapters, got requests of {shown(unknown[0])}.")
     index = [number[name] for name in table.names]
     found: dict[str, FloatArray] = {}
     apart_s = np.diff(table.start_s, append=table.start_s[0] + DAY_S)
@@ -125,9 +123,7 @@ def schedule(
     turned = [*periods[cut:], *periods[:cut]]
     merged = _merged(turned, lambda names: day.period(names, static), start_s)
     steady = with_steady_settings(merged, day.holds)
-    found = _within_day(
-        [replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s
-    )
+    found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
             each, start_s=first_s + each.start_s, end_s=first_s + each.end_s,
@@ -168,9 +164,7 @@ class _Group:
     max_gpus: int | None = None
 
 
-def _groups(
-    fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions
-) -> list[_Group]:
+def _groups(fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions) -> list[_Group]:
     """The adapters of each kind of server; with several kinds, as in the plan for the busiest period."""
     kinds = kinds_of(profile)
     profiles = [kind.profile for kind in kinds]
@@ -241,9 +235,7 @@ class _Day:
         end_s = begin_s + len(names) * self.period_s
         return Period(tuple(names), begin_s, end_s, self._plan(names, bins), tuple(places))
 
-    def _with_fewer(
-        self, group: _Group, names: Collection[str], static: Sequence[Bin]
-    ) -> Sequence[Bin] | None:
+    def _with_fewer(self, group: _Group, names: Collection[str], static: Sequence[Bin]) -> Sequence[Bin] | None:
         """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal. Several
         periods get the servers of one of them if those keep the goal in all of them."""
         fewer = (len(static) - 1) * group.profile.engine.gpus
@@ -297,9 +289,7 @@ def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
     return [next(free) if k is None else k for k in continued]
 
 
-def _merged(
-    periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float
-) -> list[Period]:
+def _merged(periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float) -> list[Period]:
     """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included."""
     found = list(periods)
     k = 0

@@ -146,9 +146,7 @@ def servers_needed(
     seeds, slo = trials.seeds, trials.slo
     held = judged(workload, cluster, slo)
     if held.slo.is_none:
-        raise IncompatibleError(
-            "The number of servers that a system needs is that for an SLO: give its limits."
-        )
+        raise IncompatibleError("The number of servers that a system needs is that for an SLO: give its limits.")
     if share is None:
         share = held.slo.share
     else:
@@ -199,9 +197,7 @@ def _figures(**given: Any) -> dict[str, Any]:
     return found | {name: math.nan if run.status_reason else float(getattr(run, name)) for name in FIGURES}
 
 
-def _run_all(
-    runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Progress
-) -> list[dict[str, Any]]:
+def _run_all(runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Progress) -> list[dict[str, Any]]:
     """The runs in parallel; results in their order."""
     from joblib import Parallel, delayed, parallel_config
     from joblib.parallel import BACKENDS

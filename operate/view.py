@@ -128,9 +128,7 @@ class Named:
         """The trace with adapters and ranks, and what was assumed, in sentences."""
         if trace.adapter is not None and self.adapters is None:
             if self.needs_law:
-                raise IncompatibleError(
-                    "The log names its adapters: --exponent needs --adapters, which draws others."
-                )
+                raise IncompatibleError("The log names its adapters: --exponent needs --adapters, which draws others.")
             own = trace.ranks is not None and not (ranks.table or ranks.others)
             ranked = trace if own else replace(trace, ranks=ranks.of(trace.names, seed=self.seed))
             return ranked, ranks.unseen(trace.names)

@@ -108,9 +108,7 @@ class RequestTrace:
         """Check that each request has ids for all full blocks of its prompt, and at most one id per block."""
         if self.blocks is None:
             return
-        checks.instance(
-            "blocks of a request trace", self.blocks, Blocks, "packer.Blocks(starts, ids, tokens)"
-        )
+        checks.instance("blocks of a request trace", self.blocks, Blocks, "packer.Blocks(starts, ids, tokens)")
         n, size, counts = len(self), self.blocks.tokens, self.blocks.counts
         if len(counts) != n:
             raise ValidationError(f"Expected blocks of {n:,} requests, got blocks of {len(counts):,}.")
@@ -154,9 +152,7 @@ class RequestTrace:
 
     def faster(self, factor: float) -> RequestTrace:
         """The same requests with all times divided by `factor`, so that every rate is multiplied by it."""
-        return replace(
-            self, time_s=self.time_s / factor, end_s=self.span_s / factor, step_s=self.step_s / factor
-        )
+        return replace(self, time_s=self.time_s / factor, end_s=self.span_s / factor, step_s=self.step_s / factor)
 
 
 @dataclass(frozen=True, slots=True)

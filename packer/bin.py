@@ -50,9 +50,7 @@ class Bin:
         elif self.is_split:
             if len(self.shares) != len(self.adapters):
                 raise ValidationError("Expected one share for each adapter of the bin.")
-            shares = (
-                checks.real("a share", share, low=0.0, high=1.0, open_low=True) for share in self.shares
-            )
+            shares = (checks.real("a share", share, low=0.0, high=1.0, open_low=True) for share in self.shares)
             object.__setattr__(self, "shares", tuple(shares))
 
     def with_slots(self, max_loras: int) -> Bin:

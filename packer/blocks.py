@@ -22,9 +22,7 @@ COMPACT = 4
 def apart(parts: Sequence[IntArray]) -> list[IntArray]:
     """Rows of numbers >= 0, with an offset added to each row so that no two rows share a number."""
     ends = np.cumsum([int(part.max(initial=-1)) + 1 for part in parts])
-    return [
-        part + end - (int(part.max(initial=-1)) + 1) for part, end in zip(parts, ends.tolist(), strict=True)
-    ]
+    return [part + end - (int(part.max(initial=-1)) + 1) for part, end in zip(parts, ends.tolist(), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,9 +99,7 @@ class Blocks:
         ids = self.ids
         if ids.min() < 0:
             place = int(np.argmax(ids < 0))
-            rule = (
-                f"Expected ids of blocks to be >= 0, got {ids[place]} in request {self._request_of(place):,}."
-            )
+            rule = f"Expected ids of blocks to be >= 0, got {ids[place]} in request {self._request_of(place):,}."
             raise ValidationError(rule)
         before = np.empty_like(ids)
         before[1:] = ids[:-1]

@@ -10,9 +10,7 @@ from packer.gpu import serves
 from packer.workload import Workload
 
 
-def without_server(
-    workload: Workload, bins: Sequence[Bin], lost: int
-) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
+def without_server(workload: Workload, bins: Sequence[Bin], lost: int) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
     """The remaining bins, in order, with the adapters of the lost bin; and the adapters that fit on none of them.
 
     The share of a lost replica is divided among the adapter's other replicas in proportion to their shares. An adapter
@@ -34,9 +32,7 @@ def without_server(
     return placed(workload, moved, whole)
 
 
-def placed(
-    workload: Workload, bins: Sequence[Bin], adapters: Sequence[int]
-) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
+def placed(workload: Workload, bins: Sequence[Bin], adapters: Sequence[int]) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
     """The bins with `adapters` added, and the adapters that fit on none of them.
 
     Each adapter goes to the server of its base model with the least offered load whose slots are large enough and whose

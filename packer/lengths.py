@@ -133,9 +133,7 @@ class Lengths:
     def scaled(self, mean: float) -> Lengths:
         """The same shape with another mean."""
         factor = mean / self.mean
-        return Lengths(
-            self.kind, mean, self.cv, self.low, self.high, tuple(value * factor for value in self.values)
-        )
+        return Lengths(self.kind, mean, self.cv, self.low, self.high, tuple(value * factor for value in self.values))
 
 
 def expected_of(lengths: Sequence[Lengths]) -> FloatArray:

@@ -112,15 +112,11 @@ def aligned(old: Sequence[Bin], bins: Sequence[Bin]) -> list[Bin]:
     return order
 
 
-def as_running(
-    old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None
-) -> list[Bin]:
+def as_running(old: Sequence[Bin], bins: Sequence[Bin], becomes: Mapping[int, int] | None = None) -> list[Bin]:
     """The servers with settings of the running ones that they continue (`becomes`: their `match`), where all fits."""
     becomes = match(old, bins) if becomes is None else becomes
     before = {k: old[j] for k, j in becomes.items() if _fits(bins[k], old[j])}
-    return [
-        replace(item, settings=before[k].settings) if k in before else item for k, item in enumerate(bins)
-    ]
+    return [replace(item, settings=before[k].settings) if k in before else item for k, item in enumerate(bins)]
 
 
 def _fits(item: Bin, running: Bin) -> bool:

@@ -110,9 +110,7 @@ def check_fields(item: Any, cause: BaseException | None = None) -> None:
     check_types(kind, given, cause, f" of {kind.__name__}")
 
 
-def check_types(
-    owner: Any, given: Mapping[str, object], cause: BaseException | None = None, of: str = ""
-) -> None:
+def check_types(owner: Any, given: Mapping[str, object], cause: BaseException | None = None, of: str = "") -> None:
     """Raise `ValidationError` if a value is not of the type that the function or class `owner` declares for its name.
 
     `of`: text after the name in the message.

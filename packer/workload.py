@@ -102,9 +102,7 @@ class Workload:
             raise ValidationError(rule)
         trace = self.arrivals.trace
         if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
-            rule = (
-                f"Expected the trace's adapters to be < {len(self.adapters)}, got {int(trace.adapter.max())}."
-            )
+            rule = f"Expected the trace's adapters to be < {len(self.adapters)}, got {int(trace.adapter.max())}."
             raise ValidationError(rule)
 
     def __len__(self) -> int:
@@ -321,9 +319,7 @@ def _frozen(array: npt.NDArray[_T]) -> npt.NDArray[_T]:
     return array
 
 
-def _subset_trace(
-    arrivals: Arrivals, indices: Sequence[int], n: int, shares: Sequence[float] | None
-) -> Arrivals:
+def _subset_trace(arrivals: Arrivals, indices: Sequence[int], n: int, shares: Sequence[float] | None) -> Arrivals:
     """The requests of some adapters. For a share below 1, only that share of the adapter's requests or sessions."""
     trace = arrivals.trace
     assert trace is not None

@@ -25,9 +25,7 @@ from packer.version import __version__
 from packer.words import counted
 
 
-def assemble(
-    problem: Problem, solution: Solution, solver: str, runtime_s: float, *, verify: bool = False
-) -> Plan:
+def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float, *, verify: bool = False) -> Plan:
     """The plan of a solution, which is checked, and evaluated again at the rates as given.
 
     `verify`: the plan is verified later. Until then the figures of a plan that is `simulated_once` include the margin.

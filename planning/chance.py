@@ -23,9 +23,7 @@ def beyond(hours: Sequence[ServerHour]) -> float:
     return float(max(count, most > 1.0)) if most <= MOST else math.inf
 
 
-def looked_at(
-    found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]
-) -> list[float]:
+def looked_at(found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]) -> list[float]:
     """Numbers of adapters beyond their limits, in as many hours as are needed to tell whether that is chance.
 
     `found`: the numbers of the first hours, infinite if it is not chance. `adapters`: adapters on all servers.

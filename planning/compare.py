@@ -161,9 +161,7 @@ class Comparison:
         common: dict[str, Any] = {"predictor": predictor, "seed": self.seed, "verify": False, **self.options}
         return max(1, solve(fleet, self.profile, solver="greedy", **common).n_gpus)
 
-    def _one(
-        self, fleet: Workload, objective: str, solver: str, predictor: str, count: Callable[[], int]
-    ) -> Result:
+    def _one(self, fleet: Workload, objective: str, solver: str, predictor: str, count: Callable[[], int]) -> Result:
         spreads = getattr(registry.load("solver", solver), "spreads", False)
         result = Result(len(fleet), objective, solver, predictor)
         try:

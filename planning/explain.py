@@ -54,13 +54,9 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
     used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
     worst = int(used.argmax())
     if used[worst] <= 1.0:
-        return (
-            "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
-        )
+        return "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
     how = (
-        f"uses {used[worst]:.0%} of its limits"
-        if np.isfinite(used[worst])
-        else "is on a server that queues or starves"
+        f"uses {used[worst]:.0%} of its limits" if np.isfinite(used[worst]) else "is on a server that queues or starves"
     )
     alone = float(job.kept.lone(part(job.workload, job.profile, worst, 1)).slo_used)
     chance = f" One at a time its requests use {alone:.0%} on an idle server: more GPUs help little."
@@ -290,9 +286,7 @@ def _raised(point: FrontierPoint, slo: Goal) -> str:
     return " with rates raised by the margin" if within >= slo.adapter_share - 1e-9 else ""
 
 
-def _breaking(
-    point: FrontierPoint, breaking: int, spare: int, raised: str, why: Callable[[FrontierPoint], str]
-) -> str:
+def _breaking(point: FrontierPoint, breaking: int, spare: int, raised: str, why: Callable[[FrontierPoint], str]) -> str:
     """How many adapters break the goal, or when it breaks, in words; and why, if only the margin or a further hour
     breaks it. `raised`: see `_raised`."""
     if breaking:

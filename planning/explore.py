@@ -388,9 +388,7 @@ class Frontier(Clock, Conditions):
         fair = self.workload.offered_tok_s / n_gpus
         few = 1 < n_gpus <= self.copies and not self.replayed
         for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
-            yield from on_all(
-                self.workload, self.profile, n_gpus, least, self.placed, all_slots=bool(self.spare)
-            )
+            yield from on_all(self.workload, self.profile, n_gpus, least, self.placed, all_slots=bool(self.spare))
 
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """Make the point of these servers, which replaces the one with as many servers."""

@@ -41,9 +41,7 @@ def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out."""
     checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
     if not old.bins:
-        raise IncompatibleError(
-            "The running plan has no GPUs, so that there is nothing to keep: plan without it."
-        )
+        raise IncompatibleError("The running plan has no GPUs, so that there is nothing to keep: plan without it.")
     return tuple(going_on(old, workload).values())
 
 
@@ -67,9 +65,7 @@ def gpus_words(plan: Plan, old: Plan | None = None) -> str:
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")
 
 
-def refitted(
-    kept: KeptHours, old: Sequence[Bin], bins: Sequence[Bin], over: Callable[[], bool]
-) -> Iterator[list[Bin]]:
+def refitted(kept: KeptHours, old: Sequence[Bin], bins: Sequence[Bin], over: Callable[[], bool]) -> Iterator[list[Bin]]:
     """Yield the servers with the settings of the running ones wherever these keep the limits in the kept hours, and
     with their best slots elsewhere; then all with their best slots."""
     becomes = match(old, bins)
@@ -161,8 +157,7 @@ def _exchanged(fleet: Workload, bins: Sequence[Bin], holds: Callable[[Bin], bool
         for _, j, a, b in nsmallest(EXCHANGES, pairs):
             names = {a: b, b: a}
             one, other = (
-                replace(item, adapters=tuple(names.get(i, i) for i in item.adapters))
-                for item in (made[k], made[j])
+                replace(item, adapters=tuple(names.get(i, i) for i in item.adapters)) for item in (made[k], made[j])
             )
             if holds(one) and holds(other):
                 made[k], made[j] = one, other
@@ -180,8 +175,7 @@ def _exchanges(fleet: Workload, full: Bin, other: Bin, number: int) -> Iterator[
     loads, slack = fleet.offered_tok_s_by_adapter, full.offered_tok_s(fleet) - other.offered_tok_s(fleet)
     rank = min(full.max_lora_rank, other.max_lora_rank)
     mine, theirs = (
-        [(i, float(loads[i])) for i in item.adapters if fleet.adapters[i].rank <= rank]
-        for item in (full, other)
+        [(i, float(loads[i])) for i in item.adapters if fleet.adapters[i].rank <= rank] for item in (full, other)
     )
     for (a, heavy), (b, light) in product(mine, theirs):
         if heavy > light:

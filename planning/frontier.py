@@ -151,9 +151,7 @@ def frontier(
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")
     found: list[FrontierPoint] = []
     for each in next(iter(served.values())):
-        job = Frontier(
-            fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress
-        )
+        job = Frontier(fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress)
         Deployment(job, max_gpus, beyond=math.inf).explored()
         found += [replace(point, n_gpus=point.plan.n_gpus) for point in job.points if not point.starving]
     return found

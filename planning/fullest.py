@@ -55,9 +55,7 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     ranks, loads = slot_ranks(fleet.ranks, job.profile), fleet.offered_tok_s_by_adapter
     fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else ()
     _, unlucky = job.kept.by_luck(plan.bins)
-    held = [
-        *dict.fromkeys([*job.kept.hours, job.kept.given, *(hour for hour in fresh if hour not in unlucky)])
-    ]
+    held = [*dict.fromkeys([*job.kept.hours, job.kept.given, *(hour for hour in fresh if hour not in unlucky)])]
     offered_tok_s, most_tok_s = [], []
     for rank in np.unique(ranks).tolist():
         members = np.flatnonzero(ranks == rank)
@@ -84,9 +82,7 @@ def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) 
     return int(fewest)
 
 
-def _most_tok_s(
-    job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArray, rank: int
-) -> float | None:
+def _most_tok_s(job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArray, rank: int) -> float | None:
     """The load, tok/s, at which the weakest sample server of a slot rank breaks the goal in these hours; None if the
     search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
@@ -142,9 +138,7 @@ class _Sample:
             self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
         sample = self._fleets[step]
         kept = KeptHours(sample, self.hours.at(sample, 1.0 + (job.margin or 0.0)), job.seed, self.hours)
-        kept.hours = [
-            hour._replace(fleet=kept.raised if hour.fleet is job.raised else sample) for hour in self.held
-        ]
+        kept.hours = [hour._replace(fleet=kept.raised if hour.fleet is job.raised else sample) for hour in self.held]
         every = Bin(tuple(range(len(sample))), job.profile.settings(1, self.rank), job.profile)
         return kept, with_most_slots([every], self.slots)[0]
 

@@ -172,9 +172,7 @@ class KeptHours:
                 worst[k] = max(worst[k], used)
         return worst
 
-    def _used(
-        self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
-    ) -> list[float]:
+    def _used(self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()) -> list[float]:
         """The share of its limits that each server uses in its hour, which ends beyond `most`; `then`: as in `used`."""
         found = []
         for hour in self.simulated.judged(jobs, most, then):
@@ -195,10 +193,7 @@ class KeptHours:
         """Which servers run short of KV cache in an hour and would have much more of it with fewer slots."""
         jobs = [self.job(item, hour) for item in bins]
         shown = self.simulated.judged(jobs, [FAR_BEYOND] * len(bins))
-        short = [
-            each.kv_usage >= USED_UP if isinstance(each, BrokenError) else each.short_of_cache
-            for each in shown
-        ]
+        short = [each.kv_usage >= USED_UP if isinstance(each, BrokenError) else each.short_of_cache for each in shown]
         return [full and gains_cache(item) for full, item in zip(short, bins, strict=True)]
 
     def holds(self, bins: Sequence[Bin], spare: int = 0) -> bool:
@@ -228,9 +223,7 @@ class KeptHours:
         found: dict[Hour, Bin] = {}
         groups = [order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE)]
         for group, later in zip(groups, [*groups[1:], []], strict=True):
-            jobs, next_ = (
-                [self.job(item, hour) for item in some for hour in open_] for some in (group, later)
-            )
+            jobs, next_ = ([self.job(item, hour) for item in some for hour in open_] for some in (group, later))
             used = self._used(jobs, [1.0] * len(jobs), [(job, 1.0) for job in next_])
             # `used` goes through the servers of the group, and for each through the open hours.
             n = len(open_)
@@ -299,9 +292,7 @@ class KeptHours:
             self.refused.add(tuple(bins))
         return broken
 
-    def _is_chance(
-        self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]
-    ) -> bool:
+    def _is_chance(self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]) -> bool:
         """Whether chance alone explains the `broken` hours of those `looked` at, which include the `number`-th fresh
         set."""
         adapters = len({i for item in bins for i in item.adapters})

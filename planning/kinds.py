@@ -114,9 +114,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             task = Deployment(begun(own, profile))
             plan = planned(task)
             parts |= {i: max(n or 1, parts.get(i) or 1) for i, n in task.job.parts.parts.items()}
-            found.append(
-                Option(model, labels[profile], plan, plan.status is not Status.INFEASIBLE, task.told)
-            )
+            found.append(Option(model, labels[profile], plan, plan.status is not Status.INFEASIBLE, task.told))
         if len(offered) > 1:
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}

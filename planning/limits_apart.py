@@ -83,9 +83,7 @@ class LimitsApart(Apart):
         """Set the fewest servers that keep a group's limits in all hours."""
         job, own = self.job, tuple(group.members.tolist())
         if id(group) not in self._jobs:
-            search = replace(
-                job, workload=self.fleet.subset(own), log_hour=None, time_limit_s=limit_of(self.left_s())
-            )
+            search = replace(job, workload=self.fleet.subset(own), log_hour=None, time_limit_s=limit_of(self.left_s()))
             search.apart = search.apart[:1]
             self._jobs[id(group)] = search
         search = self._jobs[id(group)]

@@ -29,9 +29,7 @@ def lone_run(fleet: Workload, alone: Bin, seed: int) -> Run:
         own = replace(own, arrivals=Arrivals())
 
     def run(duration_s: float) -> Run:
-        return simulate(
-            own, alone.profile, **asdict(alone.settings), duration_s=duration_s, seed=seed, concurrency=1
-        )
+        return simulate(own, alone.profile, **asdict(alone.settings), duration_s=duration_s, seed=seed, concurrency=1)
 
     found = run(HOUR_S)
     if found.status != "ok" or found.completed >= ENOUGH or own.arrivals.trace is not None:
@@ -47,9 +45,7 @@ def needs(run: Run, part: float) -> Iterator[tuple[str, str]]:
         where = level(key)
         if where == "request":
             continue
-        needed = float(
-            judged_ms(run, key)[0] if where == "adapter" else run.figure(key.removeprefix("server."))
-        )
+        needed = float(judged_ms(run, key)[0] if where == "adapter" else run.figure(key.removeprefix("server.")))
         if needed > part * limit:
             took = time_words(key, round(needed, 1 if needed < 99.95 else 0))
             yield f"{words_of(key)} {time_words(key, limit)}", f"an idle server needs {took}"

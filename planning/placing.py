@@ -58,9 +58,7 @@ class BySolver:
             with_headroom=False, max_replicas=self.max_replicas,
         )  # fmt: skip
         if plan.unplaced:
-            raise ValidationError(
-                f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}"
-            )
+            raise ValidationError(f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}")
         return _with_servers(cluster, plan)
 
 
@@ -68,9 +66,7 @@ def _profile(cluster: Cluster, why: str) -> Profile:
     """The one profile of all servers. Raises `IncompatibleError` with the reason `why`: there are several."""
     profiles = {kind.profile for kind in cluster.kinds if kind.name in cluster.servers}
     if len(profiles) > 1:
-        raise IncompatibleError(
-            f"Expected servers of one profile to place adapters on, got {len(profiles)}: {why}."
-        )
+        raise IncompatibleError(f"Expected servers of one profile to place adapters on, got {len(profiles)}: {why}.")
     return profiles.pop()
 
 

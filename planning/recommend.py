@@ -34,9 +34,7 @@ from packer.solvers.headroom import MOST_GPUS
 from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
-UNCONFIRMED = (
-    "The search ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
-)
+UNCONFIRMED = "The search ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
 ROUNDS = 6
 """Maximum number of times that a set of fresh hours is simulated, each time a new set."""
 BEYOND_SERVERS = 5
@@ -324,9 +322,7 @@ class Deployment:
         TTFT and mean ITL within the goal."""
         job = self.job
         ttft_ms, itl_ms = (float(each.max()) for each in job.workload.slo.columns(job.workload))
-        goal = Slo(stable=True).within(
-            Goal.only({"server.median_ttft_ms": ttft_ms, "server.mean_itl_ms": itl_ms})
-        )
+        goal = Slo(stable=True).within(Goal.only({"server.median_ttft_ms": ttft_ms, "server.mean_itl_ms": itl_ms}))
         margin = job.margin or 0.0
         posed = Problem(
             job.workload, (job.profile,), goal, Evaluator(TwinPredictor(seed=job.seed), goal, margin), seed=job.seed,

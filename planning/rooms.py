@@ -48,20 +48,14 @@ def with_slots(
 
     def rated(tried: list[Bin]) -> list[Score]:
         new = [item for item in tried if item not in reached and not hours.stop()]
-        least = [
-            max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new
-        ]
+        least = [max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new]
         found = in_threads(lambda job: grown(*job), list(zip(new, least, strict=True)), TOGETHER)
         reached.update((item, factor) for item, factor in zip(new, found, strict=True) if factor is not None)
         return [(1.0, reached[item]) if item in reached else (0.0,) for item in tried]
 
     climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
     made = tuple(best or item for best, item in zip(search(climbs, rated), bins, strict=True))
-    new = {
-        item: rooms[like]
-        for item, like in zip(made, bins, strict=True)
-        if item in reached and item not in rooms
-    }
+    new = {item: rooms[like] for item, like in zip(made, bins, strict=True) if item in reached and item not in rooms}
     alike = [(hours.growth(item, fleet), replace(room, slo=reached[item])) for item, room in new.items()]
     found = in_threads(lambda job: job[0].room(job[1]), alike, TOGETHER)
     rooms.update(zip(new, found, strict=True))

@@ -141,6 +141,4 @@ def _climb(
                 # Neighbours of the farthest value come next: a starving server may need many more slots.
                 elif k not in better and place == 0:
                     start[k] = other.max_loras
-        open_ = {
-            k for k, some in near.items() if some and (used[k] >= STARVING or (k in better and used[k] > 1.0))
-        }
+        open_ = {k for k, some in near.items() if some and (used[k] >= STARVING or (k in better and used[k] > 1.0))}

@@ -74,9 +74,7 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     early = late[:, starting(late[0], kept.workload)]
     if 2 * early.shape[1] <= late.shape[1] or early[1].max() <= 2.0 * kept.workload.slo.limits.p95_ttft_ms:
         return ()
-    return (
-        f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",
-    )
+    return (f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",)
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
@@ -130,9 +128,7 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
     if AFTER_START not in found or not took_ms or not rules_of(profile.engine).tokenizer_per_adapter:
         return ""
     later = ".".join(map(str, ONE_TOKENIZER))
-    return (
-        f"In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less."
-    )
+    return f"In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less."
 
 
 def weaker_words(found: Mapping[str, int]) -> str:

@@ -60,12 +60,8 @@ def _with_all(hour: ServerHour, share: float) -> ServerHour:
         known, offered_tok_s=known.offered_tok_s / share, starved=True, starvation_probability=1.0, slo_used=math.inf,
         slo_attainment=known.slo_attainment * share, stable=False,
     )  # fmt: skip
-    adapters = each._replace(
-        slo_attainment=each.slo_attainment * share, slo_used=np.full_like(each.slo_used, math.inf)
-    )
-    return replace(
-        hour, figures=figures, used=math.inf, adapters=adapters, late=hour.late[:, :0], holds=(False,) * 3
-    )
+    adapters = each._replace(slo_attainment=each.slo_attainment * share, slo_used=np.full_like(each.slo_used, math.inf))
+    return replace(hour, figures=figures, used=math.inf, adapters=adapters, late=hour.late[:, :0], holds=(False,) * 3)
 
 
 def starving_share(item: Bin, own: Workload) -> float | None:

@@ -49,9 +49,7 @@ def check(problem: Problem, solution: Solution) -> None:
     copies = np.zeros(len(workload), dtype=np.int64)
     for k, bin_ in enumerate(solution.bins):
         if bin_.profile not in problem.profiles:
-            raise VerificationError(
-                f"server {k} is a {bin_.profile.name!r}, which the problem does not offer."
-            )
+            raise VerificationError(f"server {k} is a {bin_.profile.name!r}, which the problem does not offer.")
         copies[indices(bin_.adapters)] += 1
     for i in np.flatnonzero(copies > problem.max_replicas).tolist():
         raise VerificationError(
@@ -67,9 +65,7 @@ def check(problem: Problem, solution: Solution) -> None:
             raise VerificationError(f"The plan has {used[name]} GPUs {name}, more than the {most} at hand.")
 
 
-def verified(
-    plan: Plan, objective: Objective | None = None, *, figures: bool = False, number: int = 0
-) -> Plan:
+def verified(plan: Plan, objective: Objective | None = None, *, figures: bool = False, number: int = 0) -> Plan:
     """The plan, `verified` by the twin with a fresh seed at the rates as given and at the loads of the objective.
 
     Without an objective (a plan in a file has only its name), only starvation and memory are checked.

@@ -62,13 +62,9 @@ def evaluated(predictor: Predictor, workload: Workload, bins: Sequence[Bin]) -> 
     if got != len(bins):
         raise PluginError(f"Expected {len(bins)} rows from the predictor {predictor.name!r}, got {got}.")
     if wrong:
-        rule = (
-            "true or false" if wrong in FLAGS else "a share in [0, 1]" if wrong in SHARES else "a number >= 0"
-        )
+        rule = "true or false" if wrong in FLAGS else "a share in [0, 1]" if wrong in SHARES else "a number >= 0"
         values = shown(getattr(found, wrong).tolist())
-        raise PluginError(
-            f"Expected {wrong} from the predictor {predictor.name!r} to be {rule}, got {values}."
-        )
+        raise PluginError(f"Expected {wrong} from the predictor {predictor.name!r} to be {rule}, got {values}.")
     return found
 
 

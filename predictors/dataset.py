@@ -119,9 +119,7 @@ def dataset_of(frame: pl.DataFrame, spec: Spec) -> Dataset:
             what = "text" if column in texts else "numbers"
             raise FileFormatError(f"expected {what} in every row, got {kind}.", column=column)
     if frame.height != spec.rows or not (frame["index"] == pl.int_range(spec.rows, eager=True)).all():
-        rule = (
-            f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or changed."
-        )
+        rule = f"expected rows 0 … {spec.rows - 1} once each, got {frame.height}: it was cut short or changed."
         raise FileFormatError(rule)
     with located():
         return Dataset(

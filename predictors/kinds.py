@@ -158,9 +158,7 @@ TEACHERS = 40
 MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
 
 
-def refined(
-    kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int
-) -> Any:
+def refined(kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int) -> Any:
     """Return the fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
 
     Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest,

@@ -129,9 +129,7 @@ class LearnedPredictor:
 
     def _unlike(self, trained: str) -> IncompatibleError:
         """Return the error for traffic unlike the training data."""
-        return IncompatibleError(
-            f"The predictor {self.name!r} was trained {trained}: take the predictor auto or twin."
-        )
+        return IncompatibleError(f"The predictor {self.name!r} was trained {trained}: take the predictor auto or twin.")
 
     def evaluate_checked(
         self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
@@ -193,9 +191,7 @@ class LearnedPredictor:
             alone = Bin((0,), self.profile.settings(1, slot_rank_for(int(workload.ranks[0]))), self.profile)
             self.evaluate_table(workload.subset([0]), BinTable.of([alone]))
 
-    def evaluate_features(
-        self, features: FloatArray, kv_tokens: FloatArray, offered_tok_s: FloatArray
-    ) -> Evaluations:
+    def evaluate_features(self, features: FloatArray, kv_tokens: FloatArray, offered_tok_s: FloatArray) -> Evaluations:
         """Evaluate bins by their features, float64 (n, F), KV capacity and offered load, (n,)."""
         outputs = self.outputs(features, OUTPUTS)
         figures = decoded(outputs, features)

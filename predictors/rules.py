@@ -83,9 +83,7 @@ def _conditions(path: Sequence[tuple[int, float, bool]]) -> tuple[str, ...]:
     """Bounds of each feature along a path, merged, in order of first use."""
     found = []
     for feature in dict.fromkeys(feature for feature, _, _ in path):
-        low, high = (
-            [at for one, at, up in path if one == feature and up == above] for above in (True, False)
-        )
+        low, high = ([at for one, at, up in path if one == feature and up == above] for above in (True, False))
         found.append(condition(feature, max(low, default=None), min(high, default=None)))
     return tuple(found)
 

@@ -152,8 +152,7 @@ def _mixed(
 
     def build(rate: float) -> MeasuredScenario:
         adapters = [
-            Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), own[i][0], own[i][1])
-            for i in range(n)
+            Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), own[i][0], own[i][1]) for i in range(n)
         ]
         workload = Workload(adapters, *lengths, correlation)
         settings = profile.settings(slots, slot_rank)

@@ -59,9 +59,7 @@ class TwinPredictor:
         if not self.whole:
             return self._cache.evaluate(workload, bins, factors)
         self._evaluated += len(bins)
-        return self._simulated(
-            workload, bins, np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
-        )
+        return self._simulated(workload, bins, np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins)))
 
     def _simulated(self, workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
         pairs = list(zip(bins, factors.tolist(), strict=True))

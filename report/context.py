@@ -126,7 +126,5 @@ def queueing(plan: Plan) -> list[str]:
         same = " as well" if within.get("gpus") == plan.n_gpus else ""
         takes = f"{within['objective']} takes {counted(within['gpus'], 'GPU')}{same}. " if within else ""
         lines[-1] += more
-        lines.append(
-            f"{takes}Without --objective, packer solve finds the plan that keeps {plan.workload.slo}."
-        )
+        lines.append(f"{takes}Without --objective, packer solve finds the plan that keeps {plan.workload.slo}.")
     return lines

@@ -23,9 +23,7 @@ from packer.words import number
 SHARES = ((0.0, 137 / 700), (1.0, 300 / 700), (128.0, 600 / 700))
 """Pairs (mean number of running requests, share of the board power)."""
 SPREAD = 0.2
-SOURCE = (
-    "board power by data sheet; share by load of H100 and H200: ML.ENERGY 3.0, arXiv:2603.17280, 2605.11999"
-)
+SOURCE = "board power by data sheet; share by load of H100 and H200: ML.ENERGY 3.0, arXiv:2603.17280, 2605.11999"
 
 
 def share_of(running: float) -> float:

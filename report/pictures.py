@@ -147,9 +147,7 @@ def frontier_charts(rows: Sequence[Mapping[str, Any]], chosen: int, limits: Limi
     gpus = [row["n_gpus"] for row in rows]
 
     def drawn(unit: str, goal: float, labels: Mapping[str, str]) -> Chart:
-        lines = [
-            Line(gpus, [known(row[key]) for row in rows], text, markers=True) for key, text in labels.items()
-        ]
+        lines = [Line(gpus, [known(row[key]) for row in rows], text, markers=True) for key, text in labels.items()]
         marks = [Mark(chosen, "this plan"), *([Mark(goal, "goal", axis="y")] if math.isfinite(goal) else [])]
         title, log = PLAN_FIGURES[next(iter(labels))].title, "logarithmic" in unit
         panel = Panel(lines, title=title, x_label="GPUs", y_label=unit, y_log=log, marks=tuple(marks))

@@ -17,9 +17,7 @@ def validation_figure(reports: Sequence[BinReport], title: str) -> Figure:
     names = [f"server {report.index}" for report in reports]
     panels = [_bars(reports, names, name) for name in ("total_token_throughput", *LATENCIES)]
     titles = {name: FIGURES[name].title for name in SMAPE_OF}
-    errors = [
-        Bars(names, [known(r.errors.get(key)) for r in reports], title) for key, title in titles.items()
-    ]
+    errors = [Bars(names, [known(r.errors.get(key)) for r in reports], title) for key, title in titles.items()]
     panels.append(Panel(errors, title="Error (SMAPE, 0–200 form)", y_label="%"))
     for report in reports:
         panels += _overlays(report)

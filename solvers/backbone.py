@@ -88,11 +88,7 @@ def backbone_tok_s(workload: Workload, profile: Profile) -> float:
 
 
 def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
-    mix = (
-        workload.as_independent(cached=caches_prefixes(workload, profile))
-        if workload.has_sessions
-        else workload
-    )
+    mix = workload.as_independent(cached=caches_prefixes(workload, profile)) if workload.has_sessions else workload
     mix, bare = mix.with_arrivals(Arrivals()), without_adapters(profile)
     prompts, outputs = mix.rates @ _requests(mix, bare)[:2].T
     load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
@@ -205,9 +201,7 @@ _saturated = Memo[Workload, Callable[[Profile], float]](lambda fleet: cache(part
 _busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
 
 
-def mixed_bound(
-    workload: Workload, weights: Mapping[Profile, float], margins: Mapping[Profile, float]
-) -> float:
+def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margins: Mapping[Profile, float]) -> float:
     """Lower bound, by `engine_load`, on the total weight of servers of several kinds; `weights`: of one server.
     `margins`: share by which rates on each kind are raised.
 
@@ -218,9 +212,7 @@ def mixed_bound(
     factor = _load_factor(workload, 0.0)
     if factor is None:
         return least
-    busy = [
-        weight * (1.0 + margins[profile]) * _busy(workload)(profile) for profile, weight in weights.items()
-    ]
+    busy = [weight * (1.0 + margins[profile]) * _busy(workload)(profile) for profile, weight in weights.items()]
     total = max(
         float(np.min([(1.0 - t) * first + t * second for first, second in busy], axis=0).sum())
         for t in np.linspace(0.0, 1.0, 11).tolist()

@@ -99,9 +99,7 @@ def fitting(problem: Problem, given: str | Solver) -> Solver:
     for key, most in aim.limits.items():
         checks.real(f"{key}, a limit of the objective {aim.name!r},", most, low=0.0)
     if aim.spare and (len(problem.profiles) > 1 or aim.fixed_gpus):
-        raise IncompatibleError(
-            "A spare GPU is planned for one kind of server, where the number of GPUs is free."
-        )
+        raise IncompatibleError("A spare GPU is planned for one kind of server, where the number of GPUs is free.")
     if (reason := aim.supports(problem.profiles)) is not None:
         raise IncompatibleError(f"The objective {aim.name!r} can't be used here: {reason}.")
     if (reason := supports(problem, solver)) is not None:
@@ -124,9 +122,7 @@ def _checked(solver: Solver, found: object) -> Solution:
 def solved(problem: Problem, solver: Solver) -> Solution:
     """The solution that a solver finds for a problem that it `supports`. The lowest price may take more GPUs than there
     are: then the plan of greedy for the fewest GPUs, if that is better."""
-    limited = (
-        len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None
-    )
+    limited = len(problem.profiles) > 1 and problem.objective.minimises == "price" and problem.max_gpus is not None
     late = problem.time_limit_s is not None  # the search may leave no time
     dear = _with_fewest(problem.with_share(0.5), solver) if limited and late else None
     found = _solved(problem, solver)
@@ -335,9 +331,7 @@ def _divided(problem: Problem, found: Sequence[Part], solver: Solver) -> Solutio
     for _ in range(spare):
         options = [[n + (k == m) for k, n in enumerate(counts)] for m in range(len(found))]
         late = problem.out_of_time()
-        counts = min(
-            options, key=lambda each: (fullest(each),) if late else _division_rank(problem, at(each))
-        )
+        counts = min(options, key=lambda each: (fullest(each),) if late else _division_rank(problem, at(each)))
     return at(counts)
 
 

@@ -192,9 +192,7 @@ def aggregate(
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, adapter in enumerate(workload.adapters):
         alike.setdefault(_content(workload, adapter), []).append(i)
-    merged = (
-        list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
-    )
+    merged = list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
     members = tuple(np.array(each, dtype=np.int64) for each in merged)
     kinds = tuple(_kind(workload, each, optimistic) for each in members)
     classes = Classes(workload, members, kinds, 0.0)

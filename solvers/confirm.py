@@ -150,9 +150,7 @@ def holding(objective: Objective, found: Evaluations) -> BoolArray:
     return objective.holds(replace(found, **eased))
 
 
-def shortfall_by_profile(
-    bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]
-) -> dict[Profile, float]:
+def shortfall_by_profile(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:
     """By profile, the share by which 0.9 of the load of the worst refused bin exceeds what the bin serves. At least
     `HARDENING_STEP`. Profiles without a refused bin are left out."""
     shares: dict[Profile, float] = {}
@@ -191,9 +189,7 @@ def _lightened(problem: Problem, refused: Mapping[int, Bin]) -> dict[int, Bin]:
         tried = {}
         for k, full in refused.items():
             kept = _without(problem, full, share) if k not in found else []
-            lighter = (
-                slots.feasible(kept, full.profile, hint=min(full.max_loras, len(kept))) if kept else None
-            )
+            lighter = slots.feasible(kept, full.profile, hint=min(full.max_loras, len(kept))) if kept else None
             if lighter is not None:
                 tried[k] = slots.best(lighter)
         if problem.out_of_time():

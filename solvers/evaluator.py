@@ -94,8 +94,7 @@ class Evaluator:
         self._given = given
         self._scaling = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
-            k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k]
-            for k, each in given.items()
+            k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k] for k, each in given.items()
         }
         self.scenarios = Memo((objective or Objective()).scenarios)
         """The loads at which bins of a fleet must hold, without the margin, by workload."""
@@ -185,9 +184,7 @@ class Evaluator:
             return self.evaluate(workload, bins)
         return self._worst(self._whole, workload, bins, self._factors(bins))
 
-    def _factors(
-        self, bins: Sequence[Bin], raised: Mapping[Profile, float] = MappingProxyType({})
-    ) -> Factors:
+    def _factors(self, bins: Sequence[Bin], raised: Mapping[Profile, float] = MappingProxyType({})) -> Factors:
         """Factors on rates by the margin, and by `raised` beyond it: one for all bins, or for each, float64 (n,)."""
         if not raised and len(self.margins) == 1:
             return 1.0 + self.largest_margin()
@@ -211,9 +208,7 @@ class Evaluator:
             return predictor.twin
         return predictor if isinstance(predictor, TwinPredictor) else None
 
-    def _worst(
-        self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors
-    ) -> Evaluations:
+    def _worst(self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors) -> Evaluations:
         first, *others = self.scenarios(workload)
         found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
         for other in others:
@@ -291,9 +286,7 @@ def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()
     )
 
 
-def rate_margin_for(
-    profile: Profile, *, confidence: float | None = None, margin: float | None = None
-) -> float:
+def rate_margin_for(profile: Profile, *, confidence: float | None = None, margin: float | None = None) -> float:
     """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors.
 
     With neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and

@@ -80,9 +80,7 @@ def total(objective: Objective, bins: Sequence[Bin]) -> float:
 def settled(problem: Problem, bins: Sequence[Bin]) -> list[Bin]:
     """The servers, with settings of the running ones that they continue where they hold, so that these go on."""
     made = as_running(problem.old_bins, bins)
-    return [
-        new if ok else item for item, new, ok in zip(bins, made, SlotSearch(problem).holds(made), strict=True)
-    ]
+    return [new if ok else item for item, new, ok in zip(bins, made, SlotSearch(problem).holds(made), strict=True)]
 
 
 def _rank(problem: Problem, found: Solution) -> tuple[bool, float, int]:

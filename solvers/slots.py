@@ -186,9 +186,7 @@ def search(
     return [climb.best for climb in climbs]
 
 
-def real_bins(
-    problem: Problem, sets: Sequence[Sequence[int]], *, until_holds: bool = False
-) -> list[Bin | None]:
+def real_bins(problem: Problem, sets: Sequence[Sequence[int]], *, until_holds: bool = False) -> list[Bin | None]:
     """For each set of adapters the best bin over all candidates of a proof, or (`until_holds`) the bin with the most
     slots that holds; None if no candidate holds. The time limit does not stop it."""
     slots, climbs = SlotSearch(problem), []

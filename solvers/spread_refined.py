@@ -111,9 +111,7 @@ class _Refinement:
     def _key(self, bins: Sequence[Bin], found: Evaluations, bad: int) -> tuple[float, ...]:
         return float(bad), *self.problem.objective.key(self.problem.workload, bins, found)
 
-    def _rated(
-        self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]
-    ) -> _Bins:
+    def _rated(self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]) -> _Bins:
         # Objectives that count GPUs don't distinguish states: then the time of a request decides.
         ttft_ms, itl_ms = (
             np.average(np.where(found.idle, 0.0, np.where(np.isnan(ms), np.inf, ms)), weights=rates)
@@ -227,8 +225,6 @@ def _worst_last(found: Evaluations) -> list[int]:
     """Indices of the servers, worst last: feasible servers by latency, then the others by falling share served."""
     latency_ms = np.nan_to_num(found.mean_ttft_ms + 100.0 * found.mean_itl_ms, nan=np.inf)
     latency_ms[found.idle] = 0.0
-    missing = np.where(
-        found.feasible, -2.0, -found.total_token_throughput / np.maximum(found.offered_tok_s, 1e-9)
-    )
+    missing = np.where(found.feasible, -2.0, -found.total_token_throughput / np.maximum(found.offered_tok_s, 1e-9))
     order: list[int] = np.lexsort((latency_ms, missing)).tolist()
     return order

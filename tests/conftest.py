@@ -168,9 +168,7 @@ def toy_profile() -> Profile:
     """A small uncalibrated server, made up of round numbers."""
     return Profile(
         name="toy",
-        model=ModelSpec(
-            "acme/toy-7b", weights_bytes=16e9, kv_bytes_per_token=131_072, lora_bytes_per_rank=2.6e6
-        ),
+        model=ModelSpec("acme/toy-7b", weights_bytes=16e9, kv_bytes_per_token=131_072, lora_bytes_per_rank=2.6e6),
         gpu=GpuSpec("toy-gpu", memory_bytes=64e9, price_per_hour=2.0),
         engine=EngineSpec("vllm", "0.10.0", 4096, 8192, 512),
         memory=MemorySpec(32e9, 1e6, 2.6e6, min_kv_tokens=4096),
@@ -197,9 +195,7 @@ def toy_plan(toy_profile: Profile) -> Callable[..., Plan]:
         for each in bins:
             load = each.offered_tok_s(workload)
             kv = (32e9 - each.max_loras * (1e6 + each.max_lora_rank * 2.6e6)) / 131_072
-            rows.append(
-                Evaluation(load, 0.995 * load, False, False, 60.0, 40.0, 300.0, 11.0, 10.5, 30.0, kv, 0.0)
-            )
+            rows.append(Evaluation(load, 0.995 * load, False, False, 60.0, 40.0, 300.0, 11.0, 10.5, 30.0, kv, 0.0))
         return Plan(
             workload,
             tuple(bins),

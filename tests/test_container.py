@@ -61,9 +61,7 @@ def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_p
 
     for line in lines:
         if line.startswith("RUN packer "):
-            packer(
-                *(f"{tmp_path}{part}" if part.startswith("/tmp/") else part for part in shlex.split(line)[2:])
-            )
+            packer(*(f"{tmp_path}{part}" if part.startswith("/tmp/") else part for part in shlex.split(line)[2:]))
     folder = Path(own["NUMBA_CACHE_DIR"]) / "kernels"
     built = set(folder.iterdir())
     assert any("advance" in each.name for each in built)

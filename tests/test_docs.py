@@ -115,7 +115,5 @@ def test_the_readme_leads_from_a_clone_to_manifests(tmp_path: Path, monkeypatch:
     assert [words[0] for words in typed] == ["solve", "export", "export"]
     for words in typed:
         assert run(words) == 0, words
-    kinds = {
-        document["kind"] for document in yaml.safe_load_all((tmp_path / "packer.yaml").read_text("utf-8"))
-    }
+    kinds = {document["kind"] for document in yaml.safe_load_all((tmp_path / "packer.yaml").read_text("utf-8"))}
     assert {"Deployment", "Service"} <= kinds

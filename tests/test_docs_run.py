@@ -25,9 +25,7 @@ from packer.predictors import build
 from packer.predictors.dataset import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(
-    r"(?:<!-- (not run|exit|file):? ?([^>]*?) -->\n)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL
-)
+BLOCK = re.compile(r"(?:<!-- (not run|exit|file):? ?([^>]*?) -->\n)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−]?\d[\d,.]*")
 DECISION = re.compile(r"\d+ × ")
 PAGES = sorted(
@@ -72,9 +70,7 @@ def type_in(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 @pytest.fixture
-def _small_datasets(
-    monkeypatch: pytest.MonkeyPatch, short_runs: Callable[[], AbstractContextManager[None]]
-) -> None:
+def _small_datasets(monkeypatch: pytest.MonkeyPatch, short_runs: Callable[[], AbstractContextManager[None]]) -> None:
     """Datasets are built in this process, of short simulations."""
     whole = build.build_dataset
 
@@ -93,9 +89,7 @@ def test_page_runs(
     """A reader who types a page from top to bottom gets what it promises."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.delenv(
-        "COLUMNS", raising=False
-    )  # pages show what a pipe gets, whatever the terminal of the tests
+    monkeypatch.delenv("COLUMNS", raising=False)  # pages show what a pipe gets, whatever the terminal of the tests
     typed = left = 0
     for mark, text, language, body in BLOCK.findall((ROOT / page).read_text("utf-8")):
         if mark == "file":
@@ -128,9 +122,7 @@ def test_readme_shows_a_decision_of_the_tutorial() -> None:
 def test_every_command_is_typed() -> None:
     """A command of packer outside of ```console, without `$` or the reason why it is not run, would rot unseen."""
     for path in (ROOT / "docs").rglob("*.md"):
-        for *_, language, body in (
-            BLOCK.findall(path.read_text("utf-8")) if "reference" not in path.parts else ()
-        ):
+        for *_, language, body in BLOCK.findall(path.read_text("utf-8")) if "reference" not in path.parts else ():
             told = [line for line in body.splitlines() if re.match(r"packer [a-z]", line)]
             assert not told, f"{path.name}: ```{language}: {told[0]}"
 
@@ -145,22 +137,16 @@ def test_marks_are_understood() -> None:
 def test_reference_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference pages are what the code says today: python docs/generate_reference.py."""
     monkeypatch.setenv("PACKER_CONFIG", "")
-    spec = importlib.util.spec_from_file_location(
-        "generate_reference", ROOT / "docs" / "generate_reference.py"
-    )
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    stale = [
-        name for name, text in module.pages().items() if text != (module.FOLDER / name).read_text("utf-8")
-    ]
+    stale = [name for name, text in module.pages().items() if text != (module.FOLDER / name).read_text("utf-8")]
     assert stale == []
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="promtool is not installed (Debian: prometheus)"
-)
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="promtool is not installed (Debian: prometheus)")
 def test_recording_rules_are_valid(tmp_path: Path) -> None:
     """The Prometheus rules of the documents pass Prometheus's own checker."""
     text = (ROOT / "docs" / "how-to" / "measure-traffic.md").read_text("utf-8")

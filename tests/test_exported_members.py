@@ -89,9 +89,7 @@ def test_names_in_all_of_each_module_exist(modules: list[Any]) -> None:
         if info.name.endswith("__main__") or info.name.startswith(ELSEWHERE):
             continue
         module = importlib.import_module(info.name)
-        missing += [
-            f"{info.name}.{name}" for name in getattr(module, "__all__", ()) if not hasattr(module, name)
-        ]
+        missing += [f"{info.name}.{name}" for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
     assert missing == []
 
 

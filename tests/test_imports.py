@@ -115,9 +115,7 @@ def test_library_does_not_use_its_own_facade(modules: list[Any]) -> None:
     assert [
         m.name
         for m in modules
-        if m.name != FACADE
-        and not m.name.startswith("packer.cli.")
-        and any(name == FACADE for name, _ in _imports(m))
+        if m.name != FACADE and not m.name.startswith("packer.cli.") and any(name == FACADE for name, _ in _imports(m))
     ] == []
 
 

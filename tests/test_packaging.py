@@ -59,9 +59,7 @@ def test_every_module_stands_in_a_package(root: Path, modules: list[Any]) -> Non
     assert [m.path for m in modules if not (m.path.parent / "__init__.py").is_file()] == []
 
 
-def test_every_data_file_is_listed(
-    root: Path, folders: dict[str, str], setuptools_table: dict[str, Any]
-) -> None:
+def test_every_data_file_is_listed(root: Path, folders: dict[str, str], setuptools_table: dict[str, Any]) -> None:
     """Profiles, models, templates and py.typed travel: what no pattern matches would stay behind."""
     expected = _expected_files(root, setuptools_table)
     left = []
@@ -86,9 +84,7 @@ def test_links_lead_to_the_folders(root: Path, folders: dict[str, str]) -> None:
             assert link.resolve() == root / folder
 
 
-def test_wheel_holds_packer_alone_and_all_of_it(
-    root: Path, setuptools_table: dict[str, Any], tmp_path: Path
-) -> None:
+def test_wheel_holds_packer_alone_and_all_of_it(root: Path, setuptools_table: dict[str, Any], tmp_path: Path) -> None:
     """The wheel of a clean copy holds every module and data file, under packer/, and nothing else."""
     copy = tmp_path / "tree"
     copy.mkdir()

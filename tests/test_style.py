@@ -49,9 +49,7 @@ def test_every_test_says_its_rule(root: Path) -> None:
     silent = []
     for path in sorted((root / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
-                "test_"
-            )
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if is_test and not ast.get_docstring(node):
                 silent.append(f"{path.relative_to(root)}::{node.name}")
     assert silent == []
@@ -102,8 +100,6 @@ def test_there_is_one_table_of_kernel_flags(modules: list[Any]) -> None:
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict | ast.Call):
                 keys = {getattr(k, "value", None) for k in getattr(node.value, "keys", [])}
                 keys |= {k.arg for k in getattr(node.value, "keywords", [])}
-                if keys & {"fastmath", "nogil"} and module.name.startswith(
-                    ("packer.twin", "packer.predictors")
-                ):
+                if keys & {"fastmath", "nogil"} and module.name.startswith(("packer.twin", "packer.predictors")):
                     tables.append(module.name)
     assert len(tables) == 1, tables

@@ -299,9 +299,7 @@ def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, durati
     return np.concatenate(pieces)
 
 
-def _unpredictable(
-    rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float
-) -> FloatArray:
+def _unpredictable(rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float) -> FloatArray:
     """Draw the paper's unpredictable scenario: each period switches the process, and halves or doubles the rate."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
@@ -324,9 +322,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     """
     own, outputs = workload.sessions_by_adapter, workload.mean_output_tokens
     turns = np.array([1.0 if each is None else each.turns for each in own])
-    gaps_s = [
-        0.0 if each is None else each.gap_s(mean) for each, mean in zip(own, outputs.tolist(), strict=True)
-    ]
+    gaps_s = [0.0 if each is None else each.gap_s(mean) for each, mean in zip(own, outputs.tolist(), strict=True)]
     whole_cycles_s, repeated_s = workload.arrivals.whole_cycles_s, math.inf
     before_s = whole_cycles_s(EARLIER * float(np.max(turns * gaps_s)))
     most_s = max(MOST_EARLIER / workload.rate, duration_s)
@@ -369,9 +365,7 @@ def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestT
     rows = np.flatnonzero(here)[np.argsort(time_s[here], kind="stable")]
     full = (prompt + marks.output_tokens) // BLOCK_TOKENS
     longest = np.maximum.reduceat(full, ends - count) if total else full
-    shared = (
-        np.minimum(workload.shared_prefix_tokens[owner], marks.input_tokens[ends - count] - 1) // BLOCK_TOKENS
-    )
+    shared = np.minimum(workload.shared_prefix_tokens[owner], marks.input_tokens[ends - count] - 1) // BLOCK_TOKENS
     of, lap = session[rows], lap[rows]
     first = (np.cumsum(longest) - longest)[of] + lap * longest.sum()
     blocks = chained(adapter[rows], shared[of], full[rows], first, BLOCK_TOKENS)

@@ -91,9 +91,7 @@ def _read_sheet(path: str) -> Datasheet:
     from packer.io.schema import parse
 
     sheet = parse(Datasheet, {"name": path[:-5].rpartition("/")[2], **parse_toml(read_text(path))})
-    return (
-        replace(sheet, name=f"own-{sheet.name}") if sheet.name in GPUS else sheet
-    )  # measured was another GPU
+    return replace(sheet, name=f"own-{sheet.name}") if sheet.name in GPUS else sheet  # measured was another GPU
 
 
 def _names(sheet: Datasheet) -> tuple[str, ...]:
@@ -102,9 +100,7 @@ def _names(sheet: Datasheet) -> tuple[str, ...]:
 
 def _fits(said: set[str], sheet: Datasheet) -> bool:
     """Whether a GPU's names have all these words, and its own name at least one."""
-    return said <= {word for name in _names(sheet) for word in _words(name)} and bool(
-        said & {*_words(sheet.name)}
-    )
+    return said <= {word for name in _names(sheet) for word in _words(name)} and bool(said & {*_words(sheet.name)})
 
 
 def _words(name: str) -> list[str]:

@@ -48,9 +48,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
             "drops_block": spec.reads_ahead and not rules.hashes_ahead,
             "pass_ms": spec.draft_pass_ms, "token_ms": spec.draft_token_ms,
         }  # fmt: skip
-        shares = [
-            spec.acceptance if each.acceptance is None else each.acceptance for each in workload.adapters
-        ]
+        shares = [spec.acceptance if each.acceptance is None else each.acceptance for each in workload.adapters]
         chances[:] = [chance_of(share, spec.num_speculative_tokens) for share in shares]
     return new_each(np.require(adapter, np.int64, ["C"]), engine.server_seqs, chances, settings)
 
@@ -61,7 +59,5 @@ def chance_of(share: float, drafts: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if sum(middle**i for i in range(1, drafts + 1)) < share * drafts else (low, middle)
-        )
+        low, high = (middle, high) if sum(middle**i for i in range(1, drafts + 1)) < share * drafts else (low, middle)
     return high

@@ -27,6 +27,4 @@ ENTERED: dict[str, Any] = ENGINE_FLAGS | {"forceinline": True}
 """For kernels that are called in each step, and by Python, too."""
 
 # Kernels made by another version of `kernel_library` are recompiled.
-install(
-    FLAGS, ENGINE_FLAGS, CALLED, INLINED, ENTERED, {"libraries": Path(kernel_library.__file__).read_bytes()}
-)
+install(FLAGS, ENGINE_FLAGS, CALLED, INLINED, ENTERED, {"libraries": Path(kernel_library.__file__).read_bytes()})

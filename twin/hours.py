@@ -150,9 +150,7 @@ class Hours:
 
     def _knows(self, key: Any, most: float | None) -> bool:
         """Whether an hour is stored, or known to use more than `most` of its limits."""
-        return key in self._stored or (
-            most is not None and key in self._broken and self._broken[key][1].most >= most
-        )
+        return key in self._stored or (most is not None and key in self._broken and self._broken[key][1].most >= most)
 
     def _simulate(
         self, missing: Mapping[Any, tuple[Job, float | None]], then: Sequence[tuple[Job, float]] = ()
@@ -237,9 +235,7 @@ class Hours:
     def holds(self, sim: Run) -> tuple[bool, bool, bool]:
         """See `ServerHour.holds`."""
         served = sim.status == "ok" and not sim.starved
-        inside = is_idle(sim) or all(
-            getattr(sim, name) <= most for name, most in (self.limits or SLO).items()
-        )
+        inside = is_idle(sim) or all(getattr(sim, name) <= most for name, most in (self.limits or SLO).items())
         return inside, served and sim.stable, served
 
     def _hour(self, sim: Run) -> ServerHour:
@@ -338,9 +334,7 @@ def _key(job: Job) -> Any:
 
 def _run(item: Bin, workload: Workload, seed: int, watch: Watch | None = None) -> Run:
     long_s = parts_s(item, workload)
-    return simulate(
-        workload, item.profile, **asdict(item.settings), seed=seed, watch=watch, duration_s=long_s
-    )
+    return simulate(workload, item.profile, **asdict(item.settings), seed=seed, watch=watch, duration_s=long_s)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:

@@ -128,9 +128,7 @@ def _limits(sim: Run) -> list[Limit]:
     # What is scarce shows while requests wait.
     crowded = raw.timeline[waiting] if waiting.any() else raw.timeline
     busy_s = max(float(crowded["busy"].sum()), 1e-9)
-    active, running, blocks = (
-        float(crowded[name].sum()) / busy_s for name in ("adapters", "running", "kv_blocks")
-    )
+    active, running, blocks = (float(crowded[name].sum()) / busy_s for name in ("adapters", "running", "kv_blocks"))
     kv = blocks * engine.block_size / max(sim.kv_cache_tokens, 1)
     loading = float(raw.server["load_s"]) / max(float(raw.server["busy_s"]), 1e-9)
     tokens = float(raw.timeline["prefill"].sum() + raw.timeline["decode"].sum()) / max(sim.engine_steps, 1)
@@ -156,9 +154,7 @@ def _limits(sim: Run) -> list[Limit]:
     if sim.completed:
         outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms
         usage = f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server"
-        found.insert(
-            0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, "fewer adapters per GPU")
-        )
+        found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, "fewer adapters per GPU"))
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
         used = f"{active:.0f} of {sim.max_loras} in use"
@@ -209,9 +205,7 @@ def _smaller_slots(sim: Run) -> str:
 def _room(sim: Run, slots: int, rank: int) -> int:
     """KV cache of the server with other slots, in the tokens of its requests, without what training takes."""
     profile, fleet = sim.profile, sim.workload
-    return kv_cache_tokens(
-        profile, profile.settings(slots, rank), fleet, kv_tokens_of(fleet.fine_tuning, profile)
-    )
+    return kv_cache_tokens(profile, profile.settings(slots, rank), fleet, kv_tokens_of(fleet.fine_tuning, profile))
 
 
 def thrashes(sim: Run) -> bool:

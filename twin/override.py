@@ -50,9 +50,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         raise TypeError(f"with_engine() got unexpected settings: {', '.join(sorted(unknown))}")
     changes = {name.removeprefix("vllm_"): settings.get(name) for name in SETTINGS}
     given: dict[str, Any] = {
-        name: value
-        for name, value in changes.items()
-        if value is not None and value != getattr(profile.engine, name)
+        name: value for name, value in changes.items() if value is not None and value != getattr(profile.engine, name)
     }
     if not given:
         return profile
@@ -96,11 +94,7 @@ def variants(profile: Profile, **settings: Sequence[Any]) -> list[Profile]:
 def _memory(profile: Profile, extra_bytes: float, least: int) -> MemorySpec:
     """Return the memory with `extra_bytes` more for the KV cache."""
     memory, kv = profile.memory, profile.model.kv_bytes_per_token
-    measured = tuple(
-        (loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured
-    )
+    measured = tuple((loras, rank, max(0, int(tokens + extra_bytes / kv))) for loras, rank, tokens in memory.measured)
     if memory.min_kv_tokens != least_kv_tokens(profile.model, profile.engine):
         least = memory.min_kv_tokens
-    return replace(
-        memory, kv_budget_bytes=memory.kv_budget_bytes + extra_bytes, min_kv_tokens=least, measured=measured
-    )
+    return replace(memory, kv_budget_bytes=memory.kv_budget_bytes + extra_bytes, min_kv_tokens=least, measured=measured)

@@ -308,10 +308,7 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
     """See `Run.per_adapter`."""
     m, raw = len(sim.workload), sim.raw
     sent = np.bincount(raw.requests.adapter, minlength=m) + raw.refused
-    tokens = {
-        side: sums(sim, getattr(raw.requests, side)[raw.finished])
-        for side in ("input_tokens", "output_tokens")
-    }
+    tokens = {side: sums(sim, getattr(raw.requests, side)[raw.finished]) for side in ("input_tokens", "output_tokens")}
     many = sim.owners[sim.gaps > 0]
     tpot_ms = ratio(np.bincount(many, sim.tpot_ms, m), np.bincount(many, minlength=m))
     columns: dict[str, Any] = {
@@ -330,9 +327,7 @@ def per_adapter_frame(sim: Run) -> pl.DataFrame:
     }
     if raw.found is not None:
         columns["prefix_hit_rate"] = sim.adapter_prefix_hit_rate
-    return pl.DataFrame(columns).with_columns(
-        pl.col("^.*_ms$|^slo_attainment$|^prefix_hit_rate$").fill_nan(None)
-    )
+    return pl.DataFrame(columns).with_columns(pl.col("^.*_ms$|^slo_attainment$|^prefix_hit_rate$").fill_nan(None))
 
 
 def found(sim: Run) -> tuple[IntArray, IntArray, IntArray]:

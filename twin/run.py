@@ -116,13 +116,9 @@ class Run:
     """Completed requests / duration, req/s."""
     input_throughput = cached_property(lambda self: by_server.tokens(self, "input_tokens") / self.duration_s)
     """Input tokens of completed requests / duration, tok/s."""
-    output_throughput = cached_property(
-        lambda self: by_server.tokens(self, "output_tokens") / self.duration_s
-    )
+    output_throughput = cached_property(lambda self: by_server.tokens(self, "output_tokens") / self.duration_s)
     """Output tokens of completed requests / duration, tok/s."""
-    total_token_throughput = cached_property(
-        lambda self: float(self.input_throughput + self.output_throughput)
-    )
+    total_token_throughput = cached_property(lambda self: float(self.input_throughput + self.output_throughput))
     """Input + output tokens of completed requests / duration, tok/s."""
 
     served_share = cached_property(served_share)
@@ -200,9 +196,7 @@ class Run:
         done, gaps = self._completed[many], self.gaps[many]
         return (self.raw.finish_s[done] - self.raw.first_s[done]) * 1e3 / gaps
 
-    e2e_ms = cached_property(
-        lambda self: (self.raw.finish_s - self.raw.requests.time_s)[self._completed] * 1e3
-    )
+    e2e_ms = cached_property(lambda self: (self.raw.finish_s - self.raw.requests.time_s)[self._completed] * 1e3)
     """Time from sending to the last token of each completed request, ms, float64 (completed,)."""
 
     def requests_ms(self, what: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:

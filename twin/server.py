@@ -210,9 +210,7 @@ class Server:
 
     def one_by_one(self) -> bool:
         """Whether requests are counted one by one: with priorities or drafts (`packer.twin.engine.each`)."""
-        return (
-            self.profile.engine.speculation is not None or self.profile.engine.scheduling_policy == "priority"
-        )
+        return self.profile.engine.speculation is not None or self.profile.engine.scheduling_policy == "priority"
 
     def each(self, marks: Marks) -> Each:
         """Return what the server then keeps of each request."""
@@ -234,9 +232,7 @@ class Server:
             )
         for setting in ("prefix_caching", "async_scheduling"):
             if getattr(engine, setting):
-                raise ValidationError(
-                    f"Expected engine.{setting} to be off in a server that {other}, got on."
-                )
+                raise ValidationError(f"Expected engine.{setting} to be off in a server that {other}, got on.")
         return replace(rules_of(engine), prefix_caching=False, async_scheduling=False)
 
     def _times(self, drawn: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
@@ -259,9 +255,7 @@ class Server:
         if not len(marks.adapter) or int((marks.input_tokens + marks.output_tokens).max()) <= longest:
             return marks
         prompt = np.minimum(marks.input_tokens, longest - 1)
-        return replace(
-            marks, input_tokens=prompt, output_tokens=np.minimum(marks.output_tokens, longest - prompt)
-        )
+        return replace(marks, input_tokens=prompt, output_tokens=np.minimum(marks.output_tokens, longest - prompt))
 
     def tuning(self, seed: int) -> Tuning | None:
         """Return the job that the server trains, at its start; None if it does not train."""

@@ -97,9 +97,7 @@ def simulate(
     reason = memory_error(profile, settings, workload, reserved)
     raw = Raw.nothing(len(workload))
     if reason is None:
-        server = Server(
-            workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced, watch
-        )
+        server = Server(workload, profile, settings, kv_tokens, max_outstanding, mean_state, concurrency, paced, watch)
         if server.longest_request() >= 2:
             raw = server.run(duration_s, seed, float(timeline_bin_s))
             closed = concurrency is not None and not paced
@@ -133,9 +131,7 @@ def check_client(
     if paced and concurrency is None:
         raise IncompatibleError("paced has no effect without concurrency: expected both, or neither.")
     if concurrency is not None and max_outstanding is not None:
-        raise IncompatibleError(
-            "A client refuses requests (max_outstanding) or holds them back (concurrency)."
-        )
+        raise IncompatibleError("A client refuses requests (max_outstanding) or holds them back (concurrency).")
     if concurrency is not None and not paced and _sends_turns(workload):
         raise IncompatibleError(
             "Turns of sessions come at their own times: expected paced beside concurrency, or no concurrency."

@@ -242,8 +242,7 @@ def stability(
     runs = [first]
     while True:
         runs += [
-            simulate(workload, profile, duration_s=span_s, seed=seed + k, **server)
-            for k in range(len(runs), SEEDS)
+            simulate(workload, profile, duration_s=span_s, seed=seed + k, **server) for k in range(len(runs), SEEDS)
         ]
         growths = [queue_growth(run) for run in runs]
         rises = np.array([each.last - each.middle for each in growths])

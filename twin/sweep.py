@@ -126,9 +126,7 @@ def fleet_of(workload: Workload, n: int, seed: int) -> Workload:
     if n <= have:
         return workload if n == have else workload.subset(range(n))
     if workload.arrivals.trace is not None:
-        raise ValidationError(
-            f"A replayed trace has requests for its {have} adapters only, got {n} adapters."
-        )
+        raise ValidationError(f"A replayed trace has requests for its {have} adapters only, got {n} adapters.")
     taken = set(workload.names)
     adapters = list(workload.adapters)
     # A larger draw begins with the numbers of a smaller one, so fleets do, too.

@@ -15,9 +15,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-def in_threads(
-    run: Callable[[K], T], items: Collection[K], jobs: int = -1, progress: Progress = silent
-) -> Iterator[T]:
+def in_threads(run: Callable[[K], T], items: Collection[K], jobs: int = -1, progress: Progress = silent) -> Iterator[T]:
     """Yield `run` of each item, in order, as results come; `jobs`: threads, -1 for one per core. If the iterator is
     closed early, running tasks are finished and no others are begun."""
     threads = min(os.cpu_count() or 1 if jobs < 0 else jobs, len(items))

@@ -89,9 +89,7 @@ def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
         return found[0]
     worst = max(range(len(runs)), key=lambda k: (not found[k].holds, runs[k].slo_used, -runs[k].served_share))
     kept = sum(each.holds for each in found)
-    return replace(
-        found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}"
-    )
+    return replace(found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}")
 
 
 def _drafts(sim: Run) -> str:
@@ -106,11 +104,7 @@ def _drafts(sim: Run) -> str:
         kept = f"{sim.draft_acceptance:.0%} of the drafts are kept, below {needed:.0%}"
         return f" Speculative decoding slows it down: {kept}."
     who = f"{counted(below, 'adapter')} of {len(given):,}"
-    return (
-        f" Speculative decoding slows down {who}: fewer than {needed:.0%} of their drafts are kept."
-        if below
-        else ""
-    )
+    return f" Speculative decoding slows down {who}: fewer than {needed:.0%} of their drafts are kept." if below else ""
 
 
 def _cause(sim: Run) -> tuple[Limit, str]:
@@ -176,9 +170,7 @@ def _judged_by(sim: Run, key: str) -> Run:
     return replace(sim, workload=replace(sim.workload, slo=alone))
 
 
-def _beside(
-    key: str, limit_ms: float, value_ms: float, kept: bool, who: str = "", beyond: int = 0
-) -> MeasuredLimit:
+def _beside(key: str, limit_ms: float, value_ms: float, kept: bool, who: str = "", beyond: int = 0) -> MeasuredLimit:
     found = time_words(key, float(f"{value_ms:.3g}")) if value_ms else "none measured"
     return MeasuredLimit(
         key, limit_ms, value_ms, kept, f"{words_of(key)} {time_words(key, limit_ms)} ({found}{who})", beyond

@@ -32,9 +32,7 @@ def measured() -> tuple[packer.RequestTrace, FloatArray, FloatArray]:
     begin = sent.min()
     sent, first, last = sent[order] - begin, first[order] - begin, last[order] - begin
     prompt, output = prompt[order], output[order]
-    trace = packer.RequestTrace(
-        sent, np.zeros(len(sent), int), prompt.astype(int), output.astype(int), end_s=1000.0
-    )
+    trace = packer.RequestTrace(sent, np.zeros(len(sent), int), prompt.astype(int), output.astype(int), end_s=1000.0)
     return trace, 1e3 * (first - sent), 1e3 * (last - first) / np.maximum(output - 1.0, 1.0)
 
 
@@ -48,9 +46,7 @@ def main() -> int:
         "meta-llama/Llama-3.1-8B", "rtx4090", version="0.19.0", max_model_len=32768, max_num_seqs=256,
         max_num_batched_tokens=2048,
     )  # fmt: skip
-    fleet = packer.Workload(
-        [packer.Adapter("base", rank=0, rate=1.0)], arrivals=packer.Arrivals("trace", trace=trace)
-    )
+    fleet = packer.Workload([packer.Adapter("base", rank=0, rate=1.0)], arrivals=packer.Arrivals("trace", trace=trace))
     run = packer.simulate(fleet, profile, max_loras=1, max_lora_rank=8, duration_s=1000.0, seed=0)
     sent, first, finish = (run.requests[name].to_numpy() for name in ("sent_s", "first_s", "finish_s"))
     gaps = np.maximum(trace.output_tokens - 1.0, 1.0)

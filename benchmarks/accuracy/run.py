@@ -77,9 +77,7 @@ def page(table: list[dict[str, object]], total: dict[str, dict[str, float]], ins
     order = sorted(table, key=lambda row: [str(row[column]) for column in columns[:4]])
     lines += ["| " + " | ".join(str(row[column]) for column in columns) + " |" for row in order]
     for kind, found in total.items():
-        lines.append(
-            f"| **{kind}, all** | | | | " + " | ".join(str(value) for value in found.values()) + " | |"
-        )
+        lines.append(f"| **{kind}, all** | | | | " + " | ".join(str(value) for value in found.values()) + " | |")
     lines += ["", f"{inside:.0f} % of the rows are within the band that their profile carries."]
     return "\n".join(lines) + "\n"
 

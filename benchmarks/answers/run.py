@@ -158,10 +158,7 @@ def ask(trace: Trace, slo: str) -> dict[str, Any]:
 def drawn_broken(plan: Any, span_s: float) -> int:
     """In how many of `DRAWS` drawn hours of this length a plan breaks its goal, at the rates that it was made for."""
     seeds = (1_000 + k for k in range(DRAWS))
-    runs = (
-        simulate_cluster(plan.workload, plan.cluster(), router="plan", seed=k, duration_s=span_s)
-        for k in seeds
-    )
+    runs = (simulate_cluster(plan.workload, plan.cluster(), router="plan", seed=k, duration_s=span_s) for k in seeds)
     return sum(not verdict_of(run).holds for run in runs)
 
 

@@ -82,9 +82,7 @@ def main() -> None:
         served = kept(whole, np.flatnonzero(np.random.default_rng(0).random(len(whole)) < share))
         halves = parts(served, 2)
         fleets = [measure_workload(half) for half in halves]
-        rows[name] = {
-            "requests in a minute with input, output tokens": [correlations(t) for t in parts(whole, 3)]
-        }
+        rows[name] = {"requests in a minute with input, output tokens": [correlations(t) for t in parts(whole, 3)]}
         for k, (half, fleet) in enumerate(zip(halves, fleets, strict=True)):
             replayed_ms, other = ttft_ms(measure_workload(half, replay=True)), fleets[1 - k]
             rows[name][f"half {k}"] = {

@@ -75,9 +75,7 @@ def taken(words: str, place: str, home: Path, folder: Path) -> tuple[float, floa
 
 def main() -> None:
     """Run them all and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="commands that contain this")
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()

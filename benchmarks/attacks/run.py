@@ -88,9 +88,7 @@ def faults_of(attack: Attack, folder: Path) -> list[str]:
 
 def main() -> None:
     """Run them all, say what is wrong, write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="attacks whose name contains this")
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()
@@ -111,9 +109,7 @@ def main() -> None:
             shutil.rmtree(folder)
     failed = sum(bool(wrong) for wrong in record.values()) + (peak_mb > LIMIT_MB)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(
-        f"{len(record)} attacks, {failed} faults, largest process {peak_mb:,} MB, {used.ru_utime:.0f} s of CPU time"
-    )
+    print(f"{len(record)} attacks, {failed} faults, largest process {peak_mb:,} MB, {used.ru_utime:.0f} s of CPU time")
     if given.json is not None:
         rows = {"attacks": len(record), "faults": failed, "peak_mb": peak_mb, "found": record}
         given.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")

@@ -62,15 +62,11 @@ def prepare(home: Path, program: str, root: Path) -> None:
     fleet = "".join(f"a{k},{(8, 16)[k % 2]},0.2\n" for k in range(6))
     (home / "f.csv").write_text("adapter,rank,rate\n" + fleet)
     (home / "title.csv").write_text("adapter,rank,rate,\x1b]0;owned\x07\na,8,1,2\n")
-    (home / "names.csv").write_text(
-        "adapter,rank,rate\n\u202egpj.exe,8,0.1\n=cmd|calc,8,0.1\n@x,8,0.1\n+1,8,0.1\n"
-    )
+    (home / "names.csv").write_text("adapter,rank,rate\n\u202egpj.exe,8,0.1\n=cmd|calc,8,0.1\n@x,8,0.1\n+1,8,0.1\n")
     (home / "shell.csv").write_text(
         "adapter,rank,rate\n$(touch owned),8,0.1\n`touch owned`,8,0.1\n'; touch owned;',8,1\n"
     )
-    (home / "html.csv").write_text(
-        'adapter,rank,rate\n"</script><script>alert(1)</script>",8,0.1\n{{7*7}},8,0.1\n'
-    )
+    (home / "html.csv").write_text('adapter,rank,rate\n"</script><script>alert(1)</script>",8,0.1\n{{7*7}},8,0.1\n')
     (home / "long.csv").write_text(f"adapter,rank,rate\na,8,{'x' * 20_000}\n")
     (home / "digits.json").write_text('{"adapters": [{"name": "a", "rank": 8, "rate": %s}]}' % ("9" * 5000))
     (home / "deep.json").write_text("[" * 200_000)
@@ -81,13 +77,9 @@ def prepare(home: Path, program: str, root: Path) -> None:
     (home / "zeros.csv").write_bytes(bytes(5000))
     (home / "cut.parquet").write_bytes(b"PAR1" + bytes(range(256)) * 40 + b"PAR1")
     (home / "twice.py").write_text(TWICE)
-    (home / "log.jsonl").write_text(
-        '{"time": 1e308, "model": "a", "prompt_tokens": 5, "completion_tokens": 5}\n' * 9
-    )
+    (home / "log.jsonl").write_text('{"time": 1e308, "model": "a", "prompt_tokens": 5, "completion_tokens": 5}\n' * 9)
     (home / "servers.toml").write_text(f'schema = 1\n[[servers]]\nurl = "http://user:{SECRET}@127.0.0.1:9"\n')
-    (home / "path.toml").write_text(
-        'schema = 1\nadapters = "{name.__class__}"\n[[servers]]\nurl = "http://h:1"\n'
-    )
+    (home / "path.toml").write_text('schema = 1\nadapters = "{name.__class__}"\n[[servers]]\nurl = "http://h:1"\n')
     (home / "config").mkdir()
     (home / "config" / "config.json").write_text('{"num_hidden_layers": 1e400, "hidden_size": -5}')
     for name, body in PLUGINS.items():

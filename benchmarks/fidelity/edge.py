@@ -86,9 +86,7 @@ def sent_against_nominal() -> dict[str, float]:
                 nominal = run.rates.sum() * run.duration_s
                 got = run.metrics["request_throughput"] * run.duration_s + run.metrics["mean_num_waiting"]
                 got += run.metrics["mean_num_running"]  # in flight at the end, as far as the means tell
-                excess.setdefault((run.family, len(run.rates)), []).append(
-                    (got - nominal) / math.sqrt(nominal)
-                )
+                excess.setdefault((run.family, len(run.rates)), []).append((got - nominal) / math.sqrt(nominal))
     medians = np.array([np.median(values) for values in excess.values()])
     return {
         "workloads": len(medians),

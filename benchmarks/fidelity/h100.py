@@ -67,9 +67,7 @@ def base_profile(model: str) -> Profile:
 
 def tables(model: str, data: Path = DATA) -> tuple[Profiling, list[MeasuredRun]]:
     """Micro-benchmarks and runs of a model."""
-    runs = read_runs(
-        data / "runs.csv", model, generated_share=GENERATED_SHARE[model], max_outstanding=MAX_OUTSTANDING
-    )
+    runs = read_runs(data / "runs.csv", model, generated_share=GENERATED_SHARE[model], max_outstanding=MAX_OUTSTANDING)
     scrape_s = {
         row.cells["run_id"]: float(row.cells["poll_s_6"] or "nan")
         for row in read_rows(data / "polls.csv", ("run_id", "poll_s_6"))

@@ -68,9 +68,7 @@ VARIANTS = (
 )
 
 
-def simulated(
-    run: MeasuredRun, profile: Profile, variant: Variant, seed: int, *, states: bool = False
-) -> Run:
+def simulated(run: MeasuredRun, profile: Profile, variant: Variant, seed: int, *, states: bool = False) -> Run:
     """The twin of a run."""
     fleet = fleet_of(replace(run, rates=run.rates * run.metrics["sent"]) if variant.sent else run)
     return simulate(
@@ -85,9 +83,7 @@ def equations(
 ) -> tuple[step_law.Equations, list[MeasuredRun]]:
     """As `packer.fit.mean_state.simulated_equations`, of a variant."""
     law = coefficient_vector(profile.latency)
-    slower = profile.with_coefficients(
-        **{name: value * SLOWER for name, value in profile.latency.coefficients.items()}
-    )
+    slower = profile.with_coefficients(**{name: value * SLOWER for name, value in profile.latency.coefficients.items()})
     features, times, gains, kept = [], [], [], []
     for k, run in enumerate(runs):
         sim = simulated(run, profile, variant, SEED + k, states=True)
@@ -116,9 +112,7 @@ def laws(
     for family in np.unique(families):
         seen = families != family
         weight = np.sqrt(0.25 * seen.sum() / len(micro.step_ms))
-        coefficients = solve_robustly(
-            _rows(found, seen) + replace(micro, weights=micro.weights * weight), TERMS
-        )
+        coefficients = solve_robustly(_rows(found, seen) + replace(micro, weights=micro.weights * weight), TERMS)
         others[family] = profile.with_coefficients(**coefficients)
         errors[~seen] = step_law.residuals(_rows(found, ~seen), coefficients)
     return others, errors
@@ -135,13 +129,9 @@ def of_variant(model: str, variant: Variant) -> dict[str, object]:
     correlation = fit_correlation(runs, profile) or runs[0].length_correlation
     runs = [replace(run, length_correlation=correlation) for run in runs]
     others, steps = laws(model, profile, *(pair := equations(profile, runs, variant)))
-    sims = [
-        (run, _figures(simulated(run, others[run.family], variant, seed))) for run in runs for seed in SEEDS
-    ]
+    sims = [(run, _figures(simulated(run, others[run.family], variant, seed))) for run in runs for seed in SEEDS]
     large = [
-        e
-        for e, run in zip(steps, pair[1], strict=True)
-        if not run.starved and 400 <= run.metrics["running"] < 600
+        e for e, run in zip(steps, pair[1], strict=True) if not run.starved and 400 <= run.metrics["running"] < 600
     ]
     rows: dict[str, object] = {
         "step": round(100 * float(np.abs(steps).mean()), 2),
@@ -150,9 +140,7 @@ def of_variant(model: str, variant: Variant) -> dict[str, object]:
     }
     for regime in ("light", "queueing", "starved"):
         chosen = [(run, sim) for run, sim in sims if run.regime == regime]
-        rows[regime] = {
-            name: round(_error(chosen, name), 2) for name in ("throughput", "tpot", "itl", "ttft")
-        }
+        rows[regime] = {name: round(_error(chosen, name), 2) for name in ("throughput", "tpot", "itl", "ttft")}
     queueing = [(run, sim) for run, sim in sims if run.regime == "queueing"]
     for name, some in (
         ("few wait", [(run, sim) for run, sim in queueing if run.metrics["waiting"] < MANY_WAIT]),

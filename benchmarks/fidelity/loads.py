@@ -47,10 +47,7 @@ Row = dict[str, float]
 def read() -> list[Row]:
     """The runs, numbers as numbers."""
     with (DATA / "loads.csv").open() as file:
-        return [
-            {key: float(value) for key, value in row.items() if key != "family"}
-            for row in csv.DictReader(file)
-        ]
+        return [{key: float(value) for key, value in row.items() if key != "family"} for row in csv.DictReader(file)]
 
 
 def is_saturated(row: Row) -> bool:
@@ -102,9 +99,7 @@ def predicted(row: Row, others: list[Row]) -> tuple[float, float]:
     profile = profile_of(row, others)
     found = []
     for seed in range(SEEDS):
-        sim = simulate(
-            fleet, profile, max_loras=slots, max_lora_rank=RANK, duration_s=row["duration_s"], seed=seed
-        )
+        sim = simulate(fleet, profile, max_loras=slots, max_lora_rank=RANK, duration_s=row["duration_s"], seed=seed)
         found.append((sim.loads_per_request, float(sim.timeline["active_adapters"].mean())))
     loads, active = np.median(found, axis=0)
     return float(loads), float(active)
@@ -134,9 +129,7 @@ def main() -> None:
             "median_relative_error_percent": round(100 * float(np.median(relative)), 1),
         }
     print(json.dumps(errors))
-    write_text(
-        HERE / "loads.json", json.dumps({"errors": errors, "runs": table}, indent=1) + "\n", force=True
-    )
+    write_text(HERE / "loads.json", json.dumps({"errors": errors, "runs": table}, indent=1) + "\n", force=True)
 
 
 if __name__ == "__main__":

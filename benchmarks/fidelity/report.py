@@ -52,9 +52,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None or value != value else f"{value:.2f}"
 
 
-def regime_table(
-    regimes: dict[str, dict[str, float]], floor: dict[str, dict[str, float]] | None = None
-) -> list[str]:
+def regime_table(regimes: dict[str, dict[str, float]], floor: dict[str, dict[str, float]] | None = None) -> list[str]:
     """SMAPE by regime, as a Markdown table; the floor in brackets, where it is given."""
     lines = ["| regime | runs | " + " | ".join(METRIC_NAMES.values()) + " |"]
     lines.append("|---|---|" + "---|" * len(METRIC_NAMES))
@@ -62,9 +60,7 @@ def regime_table(
         cells = [_number(errors.get(name)) for name in METRIC_NAMES]
         if floor is not None:
             chance = floor[regime]
-            cells = [
-                f"{cell} ({_number(chance[name])})" for cell, name in zip(cells, METRIC_NAMES, strict=True)
-            ]
+            cells = [f"{cell} ({_number(chance[name])})" for cell, name in zip(cells, METRIC_NAMES, strict=True)]
         lines.append(f"| {regime} | {int(errors['n'])} | " + " | ".join(cells) + " |")
     return lines
 
@@ -87,9 +83,7 @@ def peer_table(found: dict[str, Any]) -> list[str]:
             macro_f1([(starved, run.starved) for _, _, run, starved in rows]),
         )
         theirs = (
-            smape(
-                (float(peer["sim_total_throughput"]), run.metrics["total_tok_s"]) for _, peer, run, _ in rows
-            ),
+            smape((float(peer["sim_total_throughput"]), run.metrics["total_tok_s"]) for _, peer, run, _ in rows),
             smape((float(peer["sim_itl"]), run.metrics["itl_mean_ms"]) for _, peer, run, _ in rows),
             macro_f1(
                 [
@@ -109,16 +103,12 @@ def trials_tables(trials: dict[str, Any]) -> list[str]:
     lines.append("|---|---|---|---|")
     for rows in zip(*(trials[model]["terms"] for model in MODELS), strict=True):
         cells = [f"{row['without']:.2f} → {row['with']:.2f}" for row in rows]
-        lines.append(
-            f"| {rows[0]['effect']} | {'yes' if rows[0]['used'] else 'no'} | " + " | ".join(cells) + " |"
-        )
+        lines.append(f"| {rows[0]['effect']} | {'yes' if rows[0]['used'] else 'no'} | " + " | ".join(cells) + " |")
     header = " | ".join(f"{SHORT[m]}: throughput / TPOT / ITL / TTFT" for m in MODELS)
     lines += ["", f"| twin with | {header} |", "|---|---|---|"]
     for variant in trials[MODELS[0]]["twin"]:
         cells = [
-            " / ".join(
-                f"{trials[m]['twin'][variant][name]:.1f}" for name in ("throughput", "tpot", "itl", "ttft")
-            )
+            " / ".join(f"{trials[m]['twin'][variant][name]:.1f}" for name in ("throughput", "tpot", "itl", "ttft"))
             for m in MODELS
         ]
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
@@ -161,9 +151,7 @@ def parity(model: str, rows: list[dict[str, Any]], runs: dict[str, MeasuredRun])
             series.append(Scatter([p[0] for p in pairs], [p[1] for p in pairs], label=regime))
         ends = [min(everything), max(everything)]
         series.append(Line(ends, ends, label="exact", dashed=True))
-        panels.append(
-            Panel(series, title=label, x_label="measured", y_label="predicted", x_log=True, y_log=True)
-        )
+        panels.append(Panel(series, title=label, x_label="measured", y_label="predicted", x_log=True, y_log=True))
     path = IMAGES / f"fidelity-parity-{SHORT[model]}.png"
     write_figure(Figure(panels, title=f"{model}: families left out of the fit", columns=3), path)
     return path.name
@@ -201,9 +189,7 @@ def overlay(regime: str, run_id: str) -> str | None:
             )
         )
     path = IMAGES / f"fidelity-{regime}.png"
-    write_figure(
-        Figure(panels, title=f"{regime}: {run.max_loras} slots, {len(run.rates)} adapters", columns=3), path
-    )
+    write_figure(Figure(panels, title=f"{regime}: {run.max_loras} slots, {len(run.rates)} adapters", columns=3), path)
     return path.name
 
 

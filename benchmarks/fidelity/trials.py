@@ -134,9 +134,7 @@ def clipped(fleet: Workload) -> Workload:
 def _clipped(
     mean_in: float, cv_in: float, mean_out: float, cv_out: float, correlation: float
 ) -> tuple[Lengths, Lengths, float]:
-    wanted = held_tokens(
-        Workload(ONE, Lengths.gamma(mean_in, cv_in), Lengths.gamma(mean_out, cv_out)), correlation, 1
-    )
+    wanted = held_tokens(Workload(ONE, Lengths.gamma(mean_in, cv_in), Lengths.gamma(mean_out, cv_out)), correlation, 1)
     sides = (_clipped_gamma(mean_in, cv_in), _clipped_gamma(mean_out, cv_out))
     shifted = brentq(lambda c: held_tokens(Workload(ONE, *sides), c, 1) - wanted, -0.9, 0.2, xtol=1e-3)
     return *sides, float(shifted)
@@ -185,9 +183,7 @@ def main() -> None:
                 "as shipped": twin_errors(runs, profile),
                 "constant lengths": twin_errors(runs, profile, _with_lengths("constant")),
                 "log-normal lengths": twin_errors(runs, profile, _with_lengths("log-normal")),
-                "input and output lengths independent": twin_errors(
-                    runs, profile, _with_lengths("independent")
-                ),
+                "input and output lengths independent": twin_errors(runs, profile, _with_lengths("independent")),
                 "lengths of at most 1,024 tokens": twin_errors(runs, profile, clipped),
                 "adapters in host memory at the start": twin_errors(runs, warm),
                 "slots that spare the batch": twin_errors(runs, sparing),

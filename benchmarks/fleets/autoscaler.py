@@ -35,10 +35,7 @@ def reactive(
     """
     tokens = (trace.input_tokens + trace.output_tokens).astype(np.float64)
     edges = np.arange(0.0, trace.span_s + 1e-9, interval_s)
-    loads = (
-        np.histogram(trace.time_s, bins=np.append(edges, edges[-1] + interval_s), weights=tokens)[0]
-        / interval_s
-    )
+    loads = np.histogram(trace.time_s, bins=np.append(edges, edges[-1] + interval_s), weights=tokens)[0] / interval_s
     wanted = np.maximum(1, np.ceil(loads / (target * capacity_tok_s))).astype(int).tolist()
     windows: list[Window] = []
     running = wanted[-1]

@@ -68,9 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given: dict[str, Any] = {"seed": 3}
     days = {
         "static plan": replay(fleet, requests, [Window(0.0, end_s, found.static.cluster())], **given),
-        "schedule": replay(
-            fleet, requests, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given
-        ),
+        "schedule": replay(fleet, requests, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given),
         "hindsight, each hour alone": replay(fleet, requests, best, moves=hindsight_moves, **given),
     }
     for target in (0.8, 0.65):
@@ -113,9 +111,7 @@ def table(days: Mapping[str, Day]) -> str:
     for name, day in days.items():
         row = day.to_dict()
         p95 = "–" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
-        lines.append(
-            f"| {name} | {day.gpu_hours:.1f} | {day.starts} | {day.moves} | {p95} | {day.within:.2%} |"
-        )
+        lines.append(f"| {name} | {day.gpu_hours:.1f} | {day.starts} | {day.moves} | {p95} | {day.within:.2%} |")
     return "\n".join(lines)
 
 

@@ -43,8 +43,7 @@ def fleet(n: int, seed: int, models: tuple[str, ...] = tuple(MODELS)) -> packer.
     rates = np.minimum(rates, 3.0)
     ranks = rng.choice([8, 16, 32, 64], size=n, p=rng.dirichlet([4, 4, 2, 1]))
     adapters = [
-        packer.Adapter(f"a{i}", int(ranks[i]), float(f"{rates[i]:.4g}"), model=models[model[i]])
-        for i in range(n)
+        packer.Adapter(f"a{i}", int(ranks[i]), float(f"{rates[i]:.4g}"), model=models[model[i]]) for i in range(n)
     ]
     return packer.Workload(
         adapters,

@@ -118,9 +118,7 @@ def table() -> str:
     for name in ("greedy", "mixed"):
         servers = np.median([row[f"{name}_servers"] for row in found])
         seconds = [row[f"{name}_s"] for row in found]
-        lines.append(
-            f"| `{name}` | {gap(name)} | {servers:.0f} | {np.median(seconds):.1f} | {max(seconds):.1f} |"
-        )
+        lines.append(f"| `{name}` | {gap(name)} | {servers:.0f} | {np.median(seconds):.1f} | {max(seconds):.1f} |")
     lines += [
         "",
         f"`mixed` costs less on {int((won < -1e-9).sum())}, as much on {int((abs(won) <= 1e-9).sum())} and more on "

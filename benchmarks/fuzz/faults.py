@@ -172,9 +172,7 @@ def prepare(folder: Path, commands: tuple[str, ...], url: str) -> None:
     (folder / "model").mkdir()
     shutil.copy(folder / "config.json", folder / "model")
     (folder / "measured").mkdir()
-    rows = "".join(
-        f"llama-3.1-8b-instruct,decode,{b},5,100,{9 + 0.05 * b},ok\n" for b in (1, 10, 50, 100, 200)
-    )
+    rows = "".join(f"llama-3.1-8b-instruct,decode,{b},5,100,{9 + 0.05 * b},ok\n" for b in (1, 10, 50, 100, 200))
     (folder / "measured" / "latency_backbone.csv").write_text(
         "model,phase,set_batch_size,actual_prompt_len,set_output_length,itl_mean_ms,status\n" + rows
     )
@@ -210,9 +208,7 @@ def _started(words: str, folder: Path, *, limit: int | None = None) -> tuple[int
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.chdir(folder)
         if limit is not None:
-            sys.dont_write_bytecode = (
-                True  # Python would keep the first bytes of a module, and fail to load them later
-            )
+            sys.dont_write_bytecode = True  # Python would keep the first bytes of a module, and fail to load them later
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         import packer.cli
         from packer.cli.streams import flush, prepare
@@ -339,9 +335,7 @@ def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ..
         for turn in range(rounds):
             for words in commands:
                 for fault in faults:
-                    wrong = _forked(
-                        words, fault, home, url, rng.getrandbits(32), before=bool((turn + count) % 2)
-                    )
+                    wrong = _forked(words, fault, home, url, rng.getrandbits(32), before=bool((turn + count) % 2))
                     count += 1
                     if wrong:
                         findings.append(f"{fault}, {words}: {wrong}")
@@ -351,9 +345,7 @@ def run(rounds: int, seed: int, faults: tuple[str, ...], commands: tuple[str, ..
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", default=",".join(FAULTS))

@@ -155,9 +155,7 @@ def contained(seed: int, first: int, last: int, only: str = "") -> Tally:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
@@ -179,9 +177,7 @@ def main() -> None:
     for name in sorted(total.read | total.refused):
         print(f"{name:20} read {total.read[name]:7,}  refused {total.refused[name]:7,}")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
-    print(
-        f"{len(total.findings)} findings, slowest case {total.slowest_s:.1f} s, largest process {peak:,} MB"
-    )
+    print(f"{len(total.findings)} findings, slowest case {total.slowest_s:.1f} s, largest process {peak:,} MB")
     if given.json is not None:
         given.json.write_text(json.dumps(vars(total), indent=2))
     sys.exit(1 if total.findings else 0)

@@ -143,9 +143,7 @@ def _traces() -> list[Target]:
     from packer.traces.read import read_trace
 
     named = b"timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,10,3\n5.5,b,16,10,3\n9,a,8,4,5\n"
-    azure = (
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,48,10\n2023-11-16 18:17:04,31,8\n"
-    )
+    azure = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,48,10\n2023-11-16 18:17:04,31,8\n"
     lines = (
         b'{"timestamp": 0, "input_length": 10, "output_length": 3}\n'
         b'{"timestamp": 900, "input_length": 1, "output_length": 2}\n'
@@ -201,9 +199,7 @@ def _documents() -> list[Target]:
         "network_ms = 2\n" + cluster.replace("servers", "host_gb = 4.5\nservers") + "[store]\n"
         "bandwidth_gb_s = 1.25\nlatency_ms = 5\nconcurrent = 2\n[fine_tuning]\nsample_tokens = 512\n"
     )
-    settings = (
-        b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
-    )
+    settings = b'profile = "x"\n[memory]\nmax-lora-rank = 8\nmax-adapters = 64\n[profiles.list]\njson = true\n'
     system = (ROOT / "twin" / "cluster" / "systems" / "affinity.toml").read_bytes()
     launch = launch_text(tiny_launch("/opt/vllm/bin/python", "0.32.0")).encode()
     profile = (ROOT / "twin" / "profiles" / f"{PROFILE}.toml").read_bytes()
@@ -302,9 +298,7 @@ def _models() -> list[Target]:
     from packer.predictors.store import Model, read_model, to_bytes
     from packer.predictors.targets import OUTPUTS
 
-    shipped = {
-        path.name.split(".")[-2]: path for path in (ROOT / "predictors" / "models").glob("*llama*.packer")
-    }
+    shipped = {path.name.split(".")[-2]: path for path in (ROOT / "predictors" / "models").glob("*llama*.packer")}
     header = dict(read_model(shipped["tree"]).header)
     features = len(header["features"])
     rng = np.random.default_rng(0)
@@ -344,14 +338,10 @@ def _parquet() -> list[Target]:
         build_dataset(small_profile(), built, rows=8, jobs=1)
         dataset = built.read_bytes()
     table = pl.DataFrame({"adapter": ["a", "b"], "rank": [8, 16], "rate": [0.5, 0.1]})
-    requests = table.with_columns(timestamp=pl.Series([0.0, 9.0]), input_tokens=3, output_tokens=4).drop(
-        "rate"
-    )
+    requests = table.with_columns(timestamp=pl.Series([0.0, 9.0]), input_tokens=3, output_tokens=4).drop("rate")
     change = (mutate.parquet,)
     return [
-        Target(
-            "workload parquet", "w.parquet", parquet_bytes(table), change, read_workload, use.workload, True
-        ),
+        Target("workload parquet", "w.parquet", parquet_bytes(table), change, read_workload, use.workload, True),
         Target("trace parquet", "t.parquet", parquet_bytes(requests), change, read_trace, use.trace, True),
         Target("data set", "d.parquet", dataset, change, read_dataset, rare=True),
     ]

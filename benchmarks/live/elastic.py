@@ -84,9 +84,7 @@ async def watch(client: Client, stack: Stack) -> None:
         up = await asyncio.to_thread(healthy, stack.url(1))
         held = await models(stack.url(1)) if up else None
         if held != before:
-            client.note(
-                "server 1 " + ("does not answer" if held is None else f"holds {', '.join(held) or 'none'}")
-            )
+            client.note("server 1 " + ("does not answer" if held is None else f"holds {', '.join(held) or 'none'}"))
         before = held
         await asyncio.sleep(1.0)
 

@@ -72,9 +72,7 @@ class Case:
 def cases() -> Iterator[Case]:
     """All faults, and SIGTERM during those that make packer wait."""
     metrics = "workload from-metrics --url URL --rank 8 -o w.csv"
-    measured = (
-        f"live calibrate --url URL --profile {PROFILE} --max-loras 2 --max-lora-rank 8 --budget 1s -o p.toml"
-    )
+    measured = f"live calibrate --url URL --profile {PROFILE} --max-loras 2 --max-lora-rank 8 --budget 1s -o p.toml"
     for name, fault in ASKED.items():
         yield Case(f"doctor {name}", "live doctor --url URL", fault.path, fault.answer, fault.says, (2,))
         if fault.slow:
@@ -184,9 +182,7 @@ def faults_of(case: Case) -> tuple[list[str], float, int]:
 
 def main() -> None:
     """Run all, two at a time, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--json", type=Path, help="write the record here")
     given = parser.parse_args()

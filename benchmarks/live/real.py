@@ -139,9 +139,7 @@ def scraped(stack: Stack, client: Client, killed_s: float) -> dict[str, Any]:
         "up_share": stack.asked(f"avg_over_time(up{span})"),
         "requests_of_servers": stack.asked(f"sum by (instance) (increase(vllm:request_success_total{span}))"),
         "requests_of_client_before_the_kill": sum(each.sent_s < killed_s for each in client.done),
-        "alerts_s": stack.asked(
-            f'sum by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}{span})) * 5'
-        ),
+        "alerts_s": stack.asked(f'sum by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}{span})) * 5'),
         "changes": stack.asked("packer_live_changes_total"),
         "loads": stack.asked("packer_live_loads_total"),
         "looks": stack.asked(f"changes(packer_live_last_look_timestamp_seconds{span})"),

@@ -120,9 +120,7 @@ def main() -> None:
             process.send_signal(signal.SIGINT)
             process.wait(30)
     rest = spent[len(spent) // 2 :]
-    print(
-        f"at rest {sum(rest) / len(rest) / MINUTE_S:.2%} of a core at a look a minute, {most:.0f} MiB at most"
-    )
+    print(f"at rest {sum(rest) / len(rest) / MINUTE_S:.2%} of a core at a look a minute, {most:.0f} MiB at most")
 
 
 if __name__ == "__main__":

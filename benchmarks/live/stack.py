@@ -291,9 +291,7 @@ class Client:
             return float("inf")
 
         async with session_of() as session:
-            return dict(
-                zip(names, await asyncio.gather(*(one(session, name) for name in names)), strict=True)
-            )
+            return dict(zip(names, await asyncio.gather(*(one(session, name) for name in names)), strict=True))
 
 
 def session_of() -> aiohttp.ClientSession:

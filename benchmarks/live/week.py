@@ -44,9 +44,7 @@ def rates_of_week(base: np.ndarray, scale: float, days: int, seed: int) -> dict[
     zone = 4.0 * (np.arange(len(base)) % 3)
     found = {}
     for day in range(days):
-        factor = rng.lognormal(-0.5 * DAILY_SIGMA**2, DAILY_SIGMA, len(base)) * (
-            WEEKEND if day % 7 > 4 else 1.0
-        )
+        factor = rng.lognormal(-0.5 * DAILY_SIGMA**2, DAILY_SIGMA, len(base)) * (WEEKEND if day % 7 > 4 else 1.0)
         for hour in np.arange(0.0, 24.0, PERIOD_S / 3600.0):
             work = np.exp(-0.5 * (((hour - zone) % 24.0 - 13.5) / 3.2) ** 2)
             found[f"{day} {hour:.3f}"] = base * scale * factor * (0.15 + 0.85 * work)

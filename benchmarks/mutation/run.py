@@ -154,9 +154,7 @@ def source_with(mutant: Mutant, source: str) -> str:
     same = [node for node in places(ast.parse(source)) if ast.unparse(node) == mutant.before]
     if not same:
         raise ValueError(f"{mutant.path}:{mutant.line} has no {mutant.before!r}")
-    node = min(
-        same, key=lambda each: (text[each.lineno - 1].strip() != mutant.row, abs(each.lineno - mutant.line))
-    )
+    node = min(same, key=lambda each: (text[each.lineno - 1].strip() != mutant.row, abs(each.lineno - mutant.line)))
     rows = source.encode().splitlines(keepends=True)
     begin = sum(map(len, rows[: node.lineno - 1])) + node.col_offset
     end = sum(map(len, rows[: node.end_lineno - 1])) + node.end_col_offset
@@ -276,17 +274,13 @@ def _used_s() -> float:
 
 def main() -> None:
     """Draw, run, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folders", default=",".join(FOLDERS))
     parser.add_argument("--limit", type=float, default=60.0, help="CPU time for a mutant, s")
     parser.add_argument("--again", action="store_true", help="those of the output file that were not killed")
-    parser.add_argument(
-        "--only", default="", help="with --again: mutants of which path:line begins with this"
-    )
+    parser.add_argument("--only", default="", help="with --again: mutants of which path:line begins with this")
     parser.add_argument("--tests", default="", help="with --again: run these alone, file or file::test,…")
     parser.add_argument("-o", "--output", type=Path)
     given = parser.parse_args()

@@ -43,9 +43,7 @@ def main() -> None:
     """Train, score, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=ROWS, help="Rows of the data sets.")
-    parser.add_argument(
-        "--profile", action="append", dest="profiles", help="Of these; the others' figures stay."
-    )
+    parser.add_argument("--profile", action="append", dest="profiles", help="Of these; the others' figures stay.")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "h100")
     given = parser.parse_args()
     path = HERE / "appendix_b.json"
@@ -65,8 +63,7 @@ def main() -> None:
             kind, refine = kind_of(kind_name), kind_name == "tree"
             outputs = (STARVED, SHARE.name)
             params = {
-                each: kind.defaults[each == STARVED] if refine else _search(kind, table, each, SEED)
-                for each in outputs
+                each: kind.defaults[each == STARVED] if refine else _search(kind, table, each, SEED) for each in outputs
             }
             arrays = _fit(kind, table, params, SEED, refine=refine, outputs=outputs)
             family = family_of(Model({"family": kind.family, "features": NAMES}, arrays))
@@ -77,9 +74,7 @@ def main() -> None:
             found[name][kind_name] = {
                 "params": "refined" if refine else params,
                 "throughput_smape": round(smape(zip(throughput, measured, strict=True)), 2),
-                "starvation_macro_f1": round(
-                    macro_f1(zip(family.rows(rows, 0) > limit, starved, strict=True)), 3
-                ),
+                "starvation_macro_f1": round(macro_f1(zip(family.rows(rows, 0) > limit, starved, strict=True)), 3),
             }
             print(name, kind_name, json.dumps(found[name][kind_name]), flush=True)
     write_text(path, json.dumps(found, indent=1) + "\n", force=True)

@@ -72,10 +72,7 @@ def questions(profile: Profile, seed: int) -> tuple[Workload, BinTable]:
     """Random bins of a fleet of 384 adapters."""
     rng = np.random.default_rng(seed)
     fleet = Workload(
-        [
-            Adapter(f"a{i}", (8, 16, 32)[i % 3], float(rate))
-            for i, rate in enumerate(rng.choice((0.4, 0.1, 0.025), 384))
-        ]
+        [Adapter(f"a{i}", (8, 16, 32)[i % 3], float(rate)) for i, rate in enumerate(rng.choice((0.4, 0.1, 0.025), 384))]
     )
     bins = []
     for _ in range(QUESTIONS):
@@ -112,9 +109,7 @@ def speed(profile: Profile) -> dict[str, Any]:
         for name, output in (("starvation", starved), ("throughput", share)):
             first, last = int(ensemble.starts[output]), int(ensemble.starts[output + 1])
             trees = (ensemble, first, last)
-            row[f"{name}_single_compiled_us"] = median_us(
-                lambda trees=trees: ask_all(wide[:2000], *trees), 2000
-            )
+            row[f"{name}_single_compiled_us"] = median_us(lambda trees=trees: ask_all(wide[:2000], *trees), 2000)
             row[f"{name}_single_python_us"] = median_us(
                 lambda trees=trees: [ask_all(wide[i : i + 1], *trees) for i in range(200)], 200
             )
@@ -144,9 +139,7 @@ def unseen_lengths(profile: Profile, per_pair: int) -> dict[str, Any]:
             case = scenario(index, profile, 77)
             if case.family != "grid":
                 continue
-            fleet = Workload(
-                case.workload.adapters, Lengths.gamma(prompt, 0.8), Lengths.gamma(output, 0.8), 0.0
-            )
+            fleet = Workload(case.workload.adapters, Lengths.gamma(prompt, 0.8), Lengths.gamma(output, 0.8), 0.0)
             server = Bin(tuple(range(len(fleet))), case.settings, profile)
             use = FeatureExtractor(fleet, profile).matrix(BinTable.of([server]))[0, 20]
             fleet = fleet.scaled(float(np.exp(rng.uniform(np.log(0.3), np.log(3.0))) / use))
@@ -205,9 +198,7 @@ def machine() -> str:
 
 def main() -> None:
     """Measure everything and print it; `--json` writes it too."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--h100", type=Path, default=Path("../shared/data/h100"))
     parser.add_argument("--per-pair", type=int, default=25)
     parser.add_argument("--profile", action="append", dest="profiles")

@@ -55,9 +55,7 @@ def score(profile: Profile, folder: Path) -> dict[str, Any]:
         told = [predictor.evaluate(fleet, [item])[0] for fleet, item, _ in servers]
         result[kind] = {
             "starvation_macro_f1": macro_f1(zip((row.starved for row in told), starved, strict=True)),
-            "throughput_smape": smape(
-                zip((row.total_token_throughput for row in told), measured, strict=True)
-            ),
+            "throughput_smape": smape(zip((row.total_token_throughput for row in told), measured, strict=True)),
             "mean_itl_smape": smape(zip((row.mean_itl_ms for row in told), itl, strict=True)),
         }
     return result

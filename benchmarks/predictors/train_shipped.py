@@ -52,9 +52,7 @@ def _say(what: str, done: int, total: int) -> None:
 
 def main() -> None:
     """Build what the arguments name."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="append", dest="profiles")

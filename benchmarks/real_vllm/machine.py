@@ -11,11 +11,7 @@ from typing import Any
 def machine() -> dict[str, Any]:
     """Where the figures come from."""
     model = next(
-        (
-            x.partition(":")[2].strip()
-            for x in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in x
-        ),
+        (x.partition(":")[2].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x),
         platform.processor(),
     )
     return {

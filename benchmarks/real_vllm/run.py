@@ -93,9 +93,7 @@ def run_servers(launch: Launch, place: Place) -> None:
     report_validation(launch, place, profile, planned, validations)
 
 
-def validation_sessions(
-    launch: Launch, profile: packer.Profile, seconds: float
-) -> list[tuple[Session, list[Case]]]:
+def validation_sessions(launch: Launch, profile: packer.Profile, seconds: float) -> list[tuple[Session, list[Case]]]:
     """One session a server with all its cases."""
     found = []
     for server in dict.fromkeys(case.server for case in CASES):
@@ -129,9 +127,7 @@ def report_validation(
     (place.results / "validation.md").write_text(markdown(rows))
 
 
-def case_report(
-    case: Case, outcomes: Sequence[Outcome], profile: packer.Profile, launch: Launch
-) -> BinReport:
+def case_report(case: Case, outcomes: Sequence[Outcome], profile: packer.Profile, launch: Launch) -> BinReport:
     """Predicted against measured for one case."""
     bin_ = Bin(tuple(range(case.adapters)), profile.settings(case.max_loras, case.max_lora_rank), profile)
     return report_of(0, bin_, outcomes, launch)
@@ -239,9 +235,7 @@ def run_plans(launch: Launch, place: Place) -> None:
                 "bins": [[len(b.adapters), b.max_loras, b.max_lora_rank] for b in plans[name].bins],
                 **asdict(figures_of(reports)[0]),
                 "failures": figures_of(reports)[1],
-                "offered_tok_s": sum(
-                    np.mean([r.simulation.offered_tok_s for r in each.runs]) for each in reports
-                ),
+                "offered_tok_s": sum(np.mean([r.simulation.offered_tok_s for r in each.runs]) for each in reports),
                 "predicted_token_throughput": sum(
                     each.mean("predicted", "total_token_throughput") or 0.0 for each in reports
                 ),
@@ -266,9 +260,7 @@ PHASES = {
 
 def main() -> None:
     """Run the phases in order."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launch", required=True, help="launch file, see `packer live setup-cpu`")
     parser.add_argument("--work", default="build/real_vllm", help="where measurements are kept")
     parser.add_argument("--only", choices=PHASES, help="one phase")

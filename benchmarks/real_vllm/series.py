@@ -94,9 +94,7 @@ def scrape_until(url: str, stop: threading.Event, times_ms: list[float]) -> None
         times_ms.append(scrape(url)[0])
 
 
-def run_stage(
-    server: LiveServer, launch: Launch, stage: Stage, seconds: float, seed: int, folder: Path
-) -> Any:
+def run_stage(server: LiveServer, launch: Launch, stage: Stage, seconds: float, seed: int, folder: Path) -> Any:
     """Send one load; returns what the client saw and the times of the scrapes meanwhile, ms."""
     fleet = Workload(
         [Adapter(f"a{i}", RANK, stage.rate / stage.adapters) for i in range(stage.adapters)],
@@ -129,24 +127,18 @@ def run_stage(
     return load, times_ms
 
 
-def measure(
-    launch: Launch, variant: str, work: Path, seconds: float, say: Callable[[str], None]
-) -> list[Any]:
+def measure(launch: Launch, variant: str, work: Path, seconds: float, say: Callable[[str], None]) -> list[Any]:
     """Rows of one server, a row per stage."""
     launch = launch_of(launch, variant)
     adapters = max(stage.adapters for stage in STAGES)
     names = tuple((f"a{i}", launch.adapter_folder(f"a{i}", RANK)) for i in range(adapters))
     rows = []
-    with LiveServer(
-        launch, ServerOptions(names, Settings(adapters, RANK), KV_CACHE_BYTES), work / variant
-    ) as server:
+    with LiveServer(launch, ServerOptions(names, Settings(adapters, RANK), KV_CACHE_BYTES), work / variant) as server:
         failure = server.start()
         if failure is not None:
             raise SystemExit(f"{variant}: {failure.message}\n{failure.tail}")
         for number, stage in enumerate(AGED_STAGES if variant == "aged" else STAGES):
-            load, times_ms = run_stage(
-                server, launch, stage, seconds, number, work / variant / f"stage-{number}"
-            )
+            load, times_ms = run_stage(server, launch, stage, seconds, number, work / variant / f"stage-{number}")
             idle = [scrape(server.url) for _ in range(IDLE_SCRAPES)]
             text = idle[-1][1]
             labels = LABEL.findall(text)
@@ -209,9 +201,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure the variants that are missing and write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launch", required=True, help="launch file, see `packer live setup-cpu`")
     parser.add_argument("--work", default="build/real_vllm/series", help="where measurements are kept")
     parser.add_argument("--results", default=str(RESULTS), help="where the figures go")

@@ -226,9 +226,7 @@ def predict(
     return Prediction(loads, disk_loads, completed, done_tokens, steps, adapters / max(steps, 1))
 
 
-def _schedule(
-    waiting: deque[_Request], running: list[_Request], slots: int, max_num_seqs: int, budget: int
-) -> int:
+def _schedule(waiting: deque[_Request], running: list[_Request], slots: int, max_num_seqs: int, budget: int) -> int:
     """Give tokens to the running requests, then admit waiting ones in order; returns the step's tokens."""
     left = budget
     for request in running:

@@ -251,9 +251,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure what is missing and write the results of all servers measured so far."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launch", required=True, help="launch file, see `packer live setup-cpu`")
     parser.add_argument("--work", default="build/real_vllm/slots", help="where measurements are kept")
     parser.add_argument("--results", default=str(RESULTS), help="where the figures go")
@@ -273,9 +271,7 @@ def main() -> None:
         if done.exists():
             rows += rows_of(launch, case, place)
     place.results.mkdir(parents=True, exist_ok=True)
-    (place.results / "slots.json").write_text(
-        json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n"
-    )
+    (place.results / "slots.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     (place.results / "slots.md").write_text(markdown(rows))
     print(markdown(rows))
 

@@ -44,9 +44,7 @@ class Capacity:
         found = AnalyticPredictor(1e12).evaluate(workload, bins)
         full = np.array([item.rates(workload).sum() > self.capacity + 1e-6 for item in bins])
         served = np.where(full, 0.0, found.offered_tok_s)
-        return replace(
-            found, starved=full, memory_error=np.zeros(len(bins), dtype=bool), total_token_throughput=served
-        )
+        return replace(found, starved=full, memory_error=np.zeros(len(bins), dtype=bool), total_token_throughput=served)
 
 
 def triplets(n: int, seed: int) -> tuple[list[int], int, int | None]:

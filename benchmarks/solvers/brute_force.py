@@ -115,9 +115,7 @@ def drawn(judge: str, number: int, adapters: int) -> tuple[packer.Workload, Prof
     closed = judge in ("analytic", "contrary")
     servers = fleet.offered_tok_s / AnalyticPredictor.peak_tok_s if closed else engine_load(fleet, profile)
     share = float(fleet.offered_tok_s_by_adapter.max()) / fleet.offered_tok_s
-    fleet = fleet.scaled(
-        min(float(rng.uniform(0.5, 0.4 * n)), float(rng.uniform(0.2, 0.7)) / share) / servers
-    )
+    fleet = fleet.scaled(min(float(rng.uniform(0.5, 0.4 * n)), float(rng.uniform(0.2, 0.7)) / share) / servers)
     if closed:
         wrong = float(rng.choice((0.002, 0.02)))
         made: Predictor = AnalyticPredictor() if judge == "analytic" else Contrary(share=wrong, seed=seed)
@@ -131,16 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the options, run, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--fleets", type=int, default=200)
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first fleet; > 0 adds to what is written"
-    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first fleet; > 0 adds to what is written")
     parser.add_argument("--predictor", default="boosting")
     parser.add_argument("--objective", default="gpus")
     parser.add_argument("--time-limit", type=float, default=10.0, help="of each plan, s")
     parser.add_argument("--write", action="store_true", help="write brute_force.json beside this file")
-    parser.add_argument(
-        "--judge", choices=JUDGES, action="append", help="fresh fleets for these on four cards"
-    )
+    parser.add_argument("--judge", choices=JUDGES, action="append", help="fresh fleets for these on four cards")
     parser.add_argument("--adapters", type=int, default=0, help="of each fleet of --judge; 0: 4 to 8")
     options = parser.parse_args(argv)
     if options.judge:

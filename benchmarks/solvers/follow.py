@@ -37,9 +37,7 @@ def changed(fleet: packer.Workload, seed: int) -> Iterator[tuple[str, packer.Wor
     eighth, tenth = max(1, len(own) // 8), max(1, len(own) // 10)
     gone, new, other = (set(rng.permutation(len(own))[:n].tolist()) for n in (tenth, tenth, eighth))
     stay = [each for i, each in enumerate(own) if i not in gone]
-    ranks = [
-        replace(a, rank=2 * a.rank if a.rank < 64 else 8) if i in other else a for i, a in enumerate(noisy)
-    ]
+    ranks = [replace(a, rank=2 * a.rank if a.rank < 64 else 8) if i in other else a for i, a in enumerate(noisy)]
     forms = {
         "noise": noisy, "newcomers": [*own, *added[:eighth]], "exchanged": [*stay, *(added[i] for i in sorted(new))],
         "ranks": ranks,
@@ -78,15 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{number} {fleet.name} {name}: {row}", flush=True)
         if options.write:
             RECORD.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    more = [
-        k
-        for k, v in rows.items()
-        if v["status_without"] != Status.INFEASIBLE and v["gpus"] > v["gpus_without"]
-    ]
+    more = [k for k, v in rows.items() if v["status_without"] != Status.INFEASIBLE and v["gpus"] > v["gpus_without"]]
     noise = max((v["moved"] for k, v in rows.items() if k.endswith("noise")), default=0.0)
-    print(
-        f"{len(rows)} changed fleets: {more or 'none'} with more GPUs; rates ± 10 %: at most {noise:.1%} moved"
-    )
+    print(f"{len(rows)} changed fleets: {more or 'none'} with more GPUs; rates ± 10 %: at most {noise:.1%} moved")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--predictor", default="auto")
     parser.add_argument("--objective", default="gpus", help="recommend: the plan that keeps the latency goal")
     parser.add_argument("--largest", type=int, default=5000, help="most adapters of a fleet")
-    parser.add_argument(
-        "--cpu-clock", action="store_true", help="limits and times are CPU seconds of this process"
-    )
+    parser.add_argument("--cpu-clock", action="store_true", help="limits and times are CPU seconds of this process")
     parser.add_argument("--write", action="store_true", help="write gaps.json beside this file")
     options = parser.parse_args(argv)
     if options.cpu_clock and options.objective != "recommend":
@@ -77,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     gaps = [row["gap"] for row in rows]
     proven = sum(row["proven"] for row in rows)
-    print(
-        f"{len(rows)} fleets: gap median {np.median(gaps):.1%}, p90 {np.quantile(gaps, 0.9):.1%}, {proven} proven"
-    )
+    print(f"{len(rows)} fleets: gap median {np.median(gaps):.1%}, p90 {np.quantile(gaps, 0.9):.1%}, {proven} proven")
     if options.write:
         path = HERE / ("gaps_goal.json" if options.objective == "recommend" else "gaps.json")
         known = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []

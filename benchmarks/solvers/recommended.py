@@ -52,9 +52,7 @@ def few_hot(rng: np.random.Generator) -> packer.Workload:
 def many_quiet(rng: np.random.Generator) -> packer.Workload:
     """Hundreds of adapters with a request every few minutes each."""
     rates = rng.lognormal(np.log(0.01), 1.2, int(rng.integers(200, 500)))
-    return packer.Workload(
-        [packer.Adapter(f"a{i}", 8, float(min(rate, 1.0))) for i, rate in enumerate(rates)]
-    )
+    return packer.Workload([packer.Adapter(f"a{i}", 8, float(min(rate, 1.0))) for i, rate in enumerate(rates)])
 
 
 def long_outputs(rng: np.random.Generator) -> packer.Workload:
@@ -110,16 +108,12 @@ def thousands(rng: np.random.Generator) -> packer.Workload:
     """Thousands of adapters with a handful of requests an hour."""
     n = int(rng.integers(1_000, 3_001))
     rates = rng.lognormal(np.log(0.004), 1.0, n)
-    return packer.Workload(
-        [packer.Adapter(f"a{i}", int(rng.choice((8, 16))), float(rates[i])) for i in range(n)]
-    )
+    return packer.Workload([packer.Adapter(f"a{i}", int(rng.choice((8, 16))), float(rates[i])) for i in range(n)])
 
 
 def tiny(rng: np.random.Generator) -> packer.Workload:
     """Five adapters."""
-    return packer.Workload(
-        [packer.Adapter(f"a{i}", 32, float(rate)) for i, rate in enumerate(rng.uniform(0.1, 2, 5))]
-    )
+    return packer.Workload([packer.Adapter(f"a{i}", 32, float(rate)) for i, rate in enumerate(rng.uniform(0.1, 2, 5))])
 
 
 def one_token(rng: np.random.Generator) -> packer.Workload:
@@ -133,9 +127,7 @@ def one_token(rng: np.random.Generator) -> packer.Workload:
 def long_prompts(rng: np.random.Generator) -> packer.Workload:
     """Prompts of several thousand tokens with short answers."""
     rates = rng.uniform(0.01, 0.2, int(rng.integers(15, 60)))
-    adapters = [
-        packer.Adapter(f"a{i}", int(rng.choice((8, 32))), float(rate)) for i, rate in enumerate(rates)
-    ]
+    adapters = [packer.Adapter(f"a{i}", int(rng.choice((8, 32))), float(rate)) for i, rate in enumerate(rates)]
     prompt = packer.Lengths.gamma(mean=float(rng.uniform(3_000, 8_000)), cv=0.7)
     return packer.Workload(adapters, prompt, packer.Lengths.gamma(mean=150.0, cv=1.0))
 
@@ -146,8 +138,7 @@ def classes(rng: np.random.Generator) -> packer.Workload:
     names, rates = rng.choice(("chat", "batch"), n), rng.lognormal(np.log(0.2), 0.8, n)
     slo = Slo(classes=(("chat", Limits(500.0, 40.0)), ("batch", Limits(15_000.0, 200.0))))
     adapters = [
-        packer.Adapter(f"a{i}", int(rng.choice((16, 32))), float(rates[i]), slo_class=str(names[i]))
-        for i in range(n)
+        packer.Adapter(f"a{i}", int(rng.choice((16, 32))), float(rates[i]), slo_class=str(names[i])) for i in range(n)
     ]
     return packer.Workload(adapters, slo=slo)
 
@@ -156,9 +147,7 @@ def spread_lengths(rng: np.random.Generator) -> packer.Workload:
     """Lengths that differ by two orders of magnitude from request to request."""
     rates = rng.uniform(0.05, 0.4, int(rng.integers(30, 80)))
     adapters = [packer.Adapter(f"a{i}", 16, float(rate)) for i, rate in enumerate(rates)]
-    return packer.Workload(
-        adapters, packer.Lengths.gamma(mean=500.0, cv=3.0), packer.Lengths.gamma(mean=350.0, cv=2.5)
-    )
+    return packer.Workload(adapters, packer.Lengths.gamma(mean=500.0, cv=3.0), packer.Lengths.gamma(mean=350.0, cv=2.5))
 
 
 KINDS: tuple[Draw, ...] = (
@@ -176,9 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fewer", action="store_true", help="look whether one GPU fewer keeps the goal, too")
     parser.add_argument("--splits", type=float, default=0.0, help="seconds for splits on one GPU fewer")
     parser.add_argument("--write", action="store_true", help="write recommended.json beside this file")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=HERE / "recommended.json", help="where --write goes"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=HERE / "recommended.json", help="where --write goes")
     options = parser.parse_args(argv)
     rows = []
     for number in range(options.first, options.first + options.fleets):
@@ -245,8 +232,7 @@ def one(number: int, hours: int, fewer: bool, splits_s: float = 0.0) -> dict[str
         row["beyond_few"] += int(((used > 1.0) & (number_of < FEW)).sum())
         row["beyond_twice"] += int((used > 2.0).sum())
         row["worst_beyond_twice"] += [
-            (run.workload.names[i], round(float(used[i]), 2), int(number_of[i]))
-            for i in np.flatnonzero(used > 2.0)[:3]
+            (run.workload.names[i], round(float(used[i]), 2), int(number_of[i])) for i in np.flatnonzero(used > 2.0)[:3]
         ]
         row["starved"] += int(run.starved)
         row["growing"] += int(not run.stable)
@@ -274,10 +260,7 @@ def _split_keeps(fleet: packer.Workload, profile: packer.Profile, n: int, limit_
         for parts in (
             _least_loaded(falling, loads, n),
             [falling[k::n].tolist() for k in range(n)],
-            [
-                by_rank[np.minimum(shares * n / loads.sum(), n - 1).astype(int) == k].tolist()
-                for k in range(n)
-            ],
+            [by_rank[np.minimum(shares * n / loads.sum(), n - 1).astype(int) == k].tolist() for k in range(n)],
         ):
             for bins in _slotted(fleet, profile, parts) if all(parts) else ():
                 if _keeps(bins, fleet, SEARCHED) and _keeps(bins, fleet):

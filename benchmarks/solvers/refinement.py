@@ -61,9 +61,7 @@ def latency(seed: int, limit_s: float, predictor: str) -> dict[str, Any]:
     gpus = int(rng.integers(3, 9))
     fleet = fleet_of(int(rng.integers(8, 30)) * gpus, seed, gpus * float(rng.uniform(5.0, 10.0)))
     goal = ("latency:statistic=worst", "latency:metric=ttft,statistic=worst", "latency")[seed % 3]
-    return compared(
-        fleet, packer.load_profile(LLAMA), goal, ("spread-refined", "spread"), limit_s, predictor, gpus
-    )
+    return compared(fleet, packer.load_profile(LLAMA), goal, ("spread-refined", "spread"), limit_s, predictor, gpus)
 
 
 def moves(seed: int, limit_s: float, predictor: str) -> dict[str, Any]:
@@ -87,9 +85,7 @@ def tight(seed: int, limit_s: float, predictor: str) -> dict[str, Any]:
     rng = np.random.default_rng((seed, 4))
     n = int(rng.choice((500, 1000, 2000)))
     fleet = fleet_of(n, seed, float(rng.uniform(60, 200)), spread=0.8)
-    return compared(
-        fleet, packer.load_profile((LLAMA, QWEN)[seed % 2]), "gpus", ("greedy", "auto"), limit_s, predictor
-    )
+    return compared(fleet, packer.load_profile((LLAMA, QWEN)[seed % 2]), "gpus", ("greedy", "auto"), limit_s, predictor)
 
 
 FAMILIES: dict[str, Callable[[int, float, str], dict[str, Any]]] = {

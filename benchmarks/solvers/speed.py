@@ -62,9 +62,7 @@ def cases() -> list[dict[str, str]]:
         seconds = best_of(repeats, lambda: plans.append(work()))
         shown = milliseconds(seconds) if seconds < 1.0 else f"{seconds:.2f} s"
         peak = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB"
-        found.append(
-            {"case": f"{name} ({plans[-1].n_gpus} GPUs)", "limit": limit, "taken": shown, "peak": peak}
-        )
+        found.append({"case": f"{name} ({plans[-1].n_gpus} GPUs)", "limit": limit, "taken": shown, "peak": peak})
 
     def greedy(workload: packer.Workload, predictor: Predictor) -> Callable[[], packer.Plan]:
         return lambda: solve(workload, profile, predictor=predictor, verify=False)
@@ -82,9 +80,7 @@ def cases() -> list[dict[str, str]]:
         "dlora, 384 adapters on 4 GPUs",
         "2 s",
         3,
-        lambda: solve(
-            four, profile, objective="latency", solver="dlora", predictor=forest, max_gpus=4, verify=False
-        ),
+        lambda: solve(four, profile, objective="latency", solver="dlora", predictor=forest, max_gpus=4, verify=False),
     )
     return found
 

@@ -44,9 +44,7 @@ class Instance:
         if self.source is not None:
             file, factor = self.source
             # Poisson arrivals, as in the drawn fleets: learned predictors were trained on no others.
-            fleet = packer.read_workload(ROOT / "examples" / "workloads" / f"{file}.csv").with_arrivals(
-                Arrivals()
-            )
+            fleet = packer.read_workload(ROOT / "examples" / "workloads" / f"{file}.csv").with_arrivals(Arrivals())
             return fleet if factor == 1.0 else _several(fleet, factor)
         rng = np.random.default_rng(self.seed)
         rates, ranks = RATES[self.rates], RANKS[self.ranks]
@@ -66,9 +64,7 @@ def _several(fleet: packer.Workload, times: float) -> packer.Workload:
         for k in range(int(times))
         for a in fleet.adapters
     ]
-    return packer.Workload(
-        adapters, fleet.input_tokens, fleet.output_tokens, fleet.length_correlation, name=fleet.name
-    )
+    return packer.Workload(adapters, fleet.input_tokens, fleet.output_tokens, fleet.length_correlation, name=fleet.name)
 
 
 def suite() -> Iterator[Instance]:
@@ -85,9 +81,7 @@ def suite() -> Iterator[Instance]:
         model = profile.split("/")[1].split("-")[0]
         for file, times in AZURE:
             drawn.append(
-                Instance(
-                    f"{model}-{file}-x{times:g}", profile, adapters=int(200 * times), source=(file, times)
-                )
+                Instance(f"{model}-{file}-x{times:g}", profile, adapters=int(200 * times), source=(file, times))
             )
     yield from sorted(drawn, key=lambda each: each.adapters)
 

@@ -108,9 +108,7 @@ def counting(rows: Sequence[Row]) -> list[str]:
     hard = [row for row in small if row["gpus"] > 1]
     proven = [row for row in small if row["status"] == "optimal"]
     enumerated = [row for row in proven if row["details"].get("bound_by_enumeration")]
-    rescued = sum(
-        complete(each.get("greedy")) and not complete(each.get("greedy-paper")) for each in plans.values()
-    )
+    rescued = sum(complete(each.get("greedy")) and not complete(each.get("greedy-paper")) for each in plans.values())
     lines = [
         ("greedy needs more GPUs than greedy-paper", count(paper, lambda a, b: a > b)),
         ("greedy needs fewer GPUs than greedy-paper", count(paper, lambda a, b: a < b)),
@@ -184,10 +182,7 @@ def instances(rows: Sequence[Row]) -> list[str]:
     lines = []
     for name, each in by_instance(rows, "gpus").items():
         auto = each.get("auto")
-        cells = [
-            str(each[s]["gpus"]) if complete(each.get(s)) else "none"
-            for s in ("greedy-paper", "greedy", "auto")
-        ]
+        cells = [str(each[s]["gpus"]) if complete(each.get(s)) else "none" for s in ("greedy-paper", "greedy", "auto")]
         if auto is None or not complete(auto):
             lines.append((name, *cells, "", "", "", ""))
             continue

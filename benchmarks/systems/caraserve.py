@@ -42,15 +42,11 @@ def functions(rate: float, seed: int, ranks: Sequence[int] = (8, 16, 32, 64)) ->
     weights = 1.0 / np.arange(1, FUNCTIONS + 1) ** EXPONENT
     rates = rate * weights / weights.sum()
     drawn = rng.choice(ranks, FUNCTIONS)
-    members = [
-        packer.Adapter(f"f{i}", int(k), float(r)) for i, (k, r) in enumerate(zip(drawn, rates, strict=True))
-    ]
+    members = [packer.Adapter(f"f{i}", int(k), float(r)) for i, (k, r) in enumerate(zip(drawn, rates, strict=True))]
     return Workload(members, INPUT, OUTPUT, length_correlation=0.0)
 
 
-def routed(
-    fleet: Workload, kernel: str, router: str, seed: int, servers: int = SERVERS
-) -> tuple[float, float]:
+def routed(fleet: Workload, kernel: str, router: str, seed: int, servers: int = SERVERS) -> tuple[float, float]:
     """(mean TPOT, ms; attainment, %) of the router before servers that hold all adapters."""
     cluster = Cluster.of(profile(kernel), servers, max_loras=256, max_lora_rank=64)
     how = replace(load_system("cached"), kernel=None)  # the law is the profile's
@@ -73,11 +69,7 @@ def router_rows(kernel: str, fleets: Sequence[Workload], uniform: Sequence[Workl
     gains = {name: 100.0 * (1.0 - tpot["rank-aware"] / tpot[name]) for name in ALLOWED}
     linear = {name: 100.0 * (1.0 - tpot["linear PrePerf"] / tpot[name]) for name in ALLOWED}
     same = [
-        100.0
-        * (
-            1.0
-            - routed(fleet, kernel, ROUTERS["rank-aware"], k)[0] / routed(fleet, kernel, "most-idle", k)[0]
-        )
+        100.0 * (1.0 - routed(fleet, kernel, ROUTERS["rank-aware"], k)[0] / routed(fleet, kernel, "most-idle", k)[0])
         for k, fleet in enumerate(uniform)
     ]
     return [

@@ -69,9 +69,7 @@ class Larger:
 A10_BYTES_S = 600e9
 LARGER = (
     Larger("13B on 2 A10", 2, 24 * 2.0**30, A10_BYTES_S, 26e9, 819_200.0, *[40 * 2 * 3 * 5120.0] * 2, 20.2),
-    Larger(
-        "70B on 4 A100", 4, 80e9, 2.039e12, 140e9, 327_680.0, 80 * 2 * 3 * 8192.0, 80 * 2 * 10_240.0, 18.5
-    ),
+    Larger("70B on 4 A100", 4, 80e9, 2.039e12, 140e9, 327_680.0, 80 * 2 * 3 * 8192.0, 80 * 2 * 10_240.0, 18.5),
 )
 
 
@@ -82,15 +80,11 @@ def larger_rows(seeds: int) -> list[Row]:
         latency: dict[str, list[float]] = {}
         for system in ("cached", "on-demand", "caraserve"):
             runs = of_seeds(
-                lambda k, s=system, m=model: single(
-                    s, single_fleet(64, 6.0, None, k), k, m.profile(), m.core_gflop_s
-                ),
+                lambda k, s=system, m=model: single(s, single_fleet(64, 6.0, None, k), k, m.profile(), m.core_gflop_s),
                 seeds,
             )
             latency[system] = [
-                float(np.nanmean(run.raw.finish_s - run.raw.requests.time_s))
-                for run in runs
-                if run.raw is not None
+                float(np.nanmean(run.raw.finish_s - run.raw.requests.time_s)) for run in runs if run.raw is not None
             ]
         cached, on_demand, caraserve = (np.array(values) for values in latency.values())
         lower = 100.0 * (1.0 - caraserve / on_demand)

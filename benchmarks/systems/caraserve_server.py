@@ -60,9 +60,7 @@ def chosen_server(kernel: str) -> int:
     time_s = np.array([*np.linspace(0.0, 1.0, len(adapters) - 1), 30.0])
     outputs = np.full(len(adapters), 3000)
     trace = RequestTrace(time_s, np.arange(len(adapters)), np.full(len(adapters), 20), outputs)
-    fleet = Workload(
-        adapters, Lengths.constant(20), Lengths.constant(3000), arrivals=Arrivals("trace", trace=trace)
-    )
+    fleet = Workload(adapters, Lengths.constant(20), Lengths.constant(3000), arrivals=Arrivals("trace", trace=trace))
     placement = tuple({each.name: 1.0 for each in (*part, new)} for part in (first, second))
     roomy = profile(kernel)
     kind = ServerKind("a10", roomy, 64, 64)
@@ -121,9 +119,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float, float]]] = {
 }
 """Overheads over Cached, %: TTFT, time per token, latency."""
 FITTED = "rank 64, 9 req/s"
-NEAR_SATURATION = (
-    "TTFT is that of a queue near saturation: pool and loading time, fitted to Fig. 10, decide its size"
-)
+NEAR_SATURATION = "TTFT is that of a queue near saturation: pool and loading time, fitted to Fig. 10, decide its size"
 SMALL_BATCHES = (
     "by Figure 5's statements a step of three requests of rank 64, as many as run here, takes 2.6 % or more longer "
     "with MBGMV than with BGMV; the published S-LoRA is 5 points below OnDmd, which loads alike"
@@ -134,9 +130,7 @@ EXPONENT = 0.6
 INPUT, OUTPUT = Lengths.gamma(19.3, 0.7), Lengths.gamma(58.5, 1.0)
 
 
-def single_fleet(
-    rank: int, rate: float, adapters: int | None, seed: int, exponent: float = EXPONENT
-) -> Workload:
+def single_fleet(rank: int, rate: float, adapters: int | None, seed: int, exponent: float = EXPONENT) -> Workload:
     """Poisson arrivals at one server, by Alpaca's lengths."""
     if adapters is not None:
         weights = 1.0 / np.arange(1, adapters + 1) ** exponent
@@ -165,9 +159,7 @@ def single(
     return packer.simulate_cluster(fleet, cluster, system=how, duration_s=RUN_S, seed=seed)
 
 
-def overheads(
-    name: str, seed: int, servers: dict[str, Profile] | None = None
-) -> dict[str, tuple[float, float, float]]:
+def overheads(name: str, seed: int, servers: dict[str, Profile] | None = None) -> dict[str, tuple[float, float, float]]:
     """System → overheads over Cached, %; `servers`: those of some systems instead of their own."""
     rank, rate, adapters = SETUPS[name]
     fleet = single_fleet(rank, rate, adapters, seed)
@@ -196,17 +188,13 @@ def single_rows(seeds: int) -> list[Row]:
     for name in SETUPS:
         of = of_seeds(lambda k, n=name: overheads(n, k), seeds)
         means = {s: [mean([each[s][k] for each in of]) for k in range(3)] for s in SINGLE[1:]}
-        ordered = all(
-            0.0 <= means["caraserve"][k] < min(means["on-demand"][k], means["s-lora"][k]) for k in range(3)
-        )
+        ordered = all(0.0 <= means["caraserve"][k] < min(means["on-demand"][k], means["s-lora"][k]) for k in range(3))
         sizes = (
             all(within(means[system][k], PUBLISHED[name][system][k]) for system in SINGLE[1:] for k in (1, 2))
             and max(means["caraserve"][1:]) < 15.0
         )
         text = "; ".join(f"{NAMES[s]} " + " / ".join(f"{v:+.0f}" for v in means[s]) for s in NAMES)
-        printed = "; ".join(
-            f"{NAMES[s]} " + " / ".join(f"{v:+.0f}" for v in PUBLISHED[name][s]) for s in NAMES
-        )
+        printed = "; ".join(f"{NAMES[s]} " + " / ".join(f"{v:+.0f}" for v in PUBLISHED[name][s]) for s in NAMES)
         kind = "Fig. 14" if name.startswith("MAF") else "Fig. 10" if name == "rank 64, 9 req/s" else "Fig. 13"
         rows.append(
             Row(
@@ -248,10 +236,7 @@ def single_rows(seeds: int) -> list[Row]:
                     " / ".join(f"{v:+.0f}" for v in PUBLISHED[name]["caraserve"]),
                     " / ".join(f"{v:+.0f}" for v in means["caraserve"]),
                     "within a factor of 1.8 or 6 points",
-                    all(
-                        within(*pair)
-                        for pair in zip(means["caraserve"], PUBLISHED[name]["caraserve"], strict=True)
-                    ),
+                    all(within(*pair) for pair in zip(means["caraserve"], PUBLISHED[name]["caraserve"], strict=True)),
                     "loading time and pool were fitted to the row above; the speed of a core was assumed, and 13, "
                     "20 and 40 GFLOP/s, tried with two seeds, give a TTFT of +71, +38 and +16 %",
                     "fitted",
@@ -288,9 +273,7 @@ def cold_shares(seeds: int, exponent: float) -> list[list[float]]:
     """Cold start's share of request time, %, at 3, 6 and 9 req/s, of each seed."""
     return [
         of_seeds(
-            lambda k, r=rate: (
-                100.0 * single("on-demand", single_fleet(64, r, 512, k, exponent), k).cold_start_share
-            ),
+            lambda k, r=rate: 100.0 * single("on-demand", single_fleet(64, r, 512, k, exponent), k).cold_start_share,
             seeds,
         )
         for rate in (3.0, 6.0, 9.0)

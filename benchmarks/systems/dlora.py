@@ -37,17 +37,13 @@ def one_server(policy: str, hot: float, rate: float, seed: int) -> float:
     """Mean latency of eight adapters on one server."""
     how = replace(load_system("dlora"), engine=f"dlora:policy={policy},max_num_seqs={BATCH}", placement=None)
     cluster = Cluster.of(packer.load_profile(PROFILE), 1, max_loras=8, max_lora_rank=16)
-    run = packer.simulate_cluster(
-        fleet(8, rate, hot), cluster, how, "round-robin", duration_s=RUN_S, seed=seed
-    )
+    run = packer.simulate_cluster(fleet(8, rate, hot), cluster, how, "round-robin", duration_s=RUN_S, seed=seed)
     return latency_s(run)
 
 
 def eight_servers(mode: str, seed: int) -> Run:
     """32 adapters on eight servers."""
-    how = replace(
-        load_system("dlora"), engine=f"dlora:max_num_seqs={BATCH}", router=f"dlora:mode={mode},batch={BATCH}"
-    )
+    how = replace(load_system("dlora"), engine=f"dlora:max_num_seqs={BATCH}", router=f"dlora:mode={mode},batch={BATCH}")
     cluster = Cluster.of(packer.load_profile(PROFILE), 8, max_loras=16, max_lora_rank=16)
     return packer.simulate_cluster(fleet(32, 8 * BUSY, 0.3), cluster, how, duration_s=RUN_S, seed=seed)
 

@@ -41,9 +41,7 @@ def throughputs(machine: Machine, rates: Sequence[float], seeds: int) -> dict[st
     }
 
 
-def ratio_rows(
-    found: dict[str, dict[float, list[float]]], model: str, alone: float | None = None
-) -> list[Row]:
+def ratio_rows(found: dict[str, dict[float, list[float]]], model: str, alone: float | None = None) -> list[Row]:
     """Throughput over each of the others at the rates of the claim; `alone`: samples/s without requests."""
     rows = []
     for name, (low, high) in RANGES.items():
@@ -69,21 +67,13 @@ def ratio_rows(
 def order_rows(found: dict[str, dict[float, list[float]]], model: str) -> list[Row]:
     """What the curves say in words."""
     means = {name: {rate: mean(values) for rate, values in of.items()} for name, of in found.items()}
-    highest = all(
-        max(means, key=lambda name: means[name][rate]) == "LLMStation" for rate in RATES if rate <= LOW
-    )
-    gone = {
-        name: next((rate for rate, value in of.items() if value < 0.05), None) for name, of in means.items()
-    }
+    highest = all(max(means, key=lambda name: means[name][rate]) == "LLMStation" for rate in RATES if rate <= LOW)
+    gone = {name: next((rate for rate, value in of.items() if value < 0.05), None) for name, of in means.items()}
     others = [rate for name, rate in gone.items() if name != "FineInfer" and rate is not None]
     first = gone["FineInfer"] is not None and all(gone["FineInfer"] < rate for rate in others)
-    last = max(
-        rate for rate in RATES if min(means[n][rate] for n in ("LLMStation", "chunked training")) > 0.05
-    )
+    last = max(rate for rate in RATES if min(means[n][rate] for n in ("LLMStation", "chunked training")) > 0.05)
     spread = means["LLMStation"][last] / max(means["chunked training"][last], 1e-9)
-    apart = {
-        r: means["LLMStation"][r] / max(means["chunked training"][r], 1e-9) for r in RATES if LOW < r <= last
-    }
+    apart = {r: means["LLMStation"][r] / max(means["chunked training"][r], 1e-9) for r in RATES if LOW < r <= last}
     text = "; ".join(
         f"{rate:g} req/s: " + " / ".join(f"{means[name][rate]:.2f}" for name in POLICIES) for rate in RATES
     )
@@ -126,9 +116,7 @@ def large_rows(seeds: int) -> list[Row]:
     """70B on two servers: FineInfer and torchtune train on one of them, LLMStation and chunks on both."""
     rate = 1.0
     silent = 1e-6
-    ours = of_seeds(
-        lambda k: best(LARGE, rate, "llmstation", k) + best(LARGE, silent, "llmstation", k), seeds
-    )
+    ours = of_seeds(lambda k: best(LARGE, rate, "llmstation", k) + best(LARGE, silent, "llmstation", k), seeds)
     chunked = of_seeds(lambda k: best(LARGE, rate, "chunked", k) + best(LARGE, silent, "chunked", k), seeds)
     alone = of_seeds(lambda k: best(LARGE, silent, "temporal", k), seeds)
     rows = []
@@ -218,8 +206,7 @@ def latency_rows(case: Curves, seeds: int) -> list[Row]:
             ", ".join(f"{name} {shown(values, 0)}" for name, values in ttft_ms.items()),
             "FineInfer ≥ 5 × LLMStation",
             ttft["FineInfer"] >= 5.0 * ttft["LLMStation"],
-            "largest training throughput: "
-            + ", ".join(f"{name} {value:.2f}" for name, value in reach.items()),
+            "largest training throughput: " + ", ".join(f"{name} {value:.2f}" for name, value in reach.items()),
         ),
         Row(
             f"{case.figure}: P99 TTFT over LLMStation's (FineInfer / torchtune / chunked)",
@@ -288,9 +275,7 @@ def access_rows(seeds: int) -> list[Row]:
     machines = {name: replace(SMALL, rank=rank, rank_ms=ms) for name, (rank, ms) in RANKS.items()}
     found = {
         name: {
-            system: of_seeds(
-                lambda k, m=machine, p=policy: best(m, BUSY, p, k, busy(m), 4 * DURATION_S), seeds
-            )
+            system: of_seeds(lambda k, m=machine, p=policy: best(m, BUSY, p, k, busy(m), 4 * DURATION_S), seeds)
             for system, policy in POLICIES.items()
         }
         for name, machine in machines.items()
@@ -317,10 +302,7 @@ def access_rows(seeds: int) -> list[Row]:
                 f"≤ {most}",
                 "; ".join(f"{of['LLMStation'] / of[name]:.2f}" for of in (means["none"], means["rank 32"])),
                 "above 1, and at most 1.2 times as much",
-                all(
-                    1.0 < of["LLMStation"] / of[name] <= ROOM * most
-                    for of in (means["none"], means["rank 32"])
-                ),
+                all(1.0 < of["LLMStation"] / of[name] <= ROOM * most for of in (means["none"], means["rank 32"])),
                 ""
                 if name != "vLLM + torchtune (MPS)"
                 else f"it trains {means['none'][name]:.2f} samples/s: the largest share that keeps P99 TTFT in bursts",

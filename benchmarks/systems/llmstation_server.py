@@ -92,15 +92,9 @@ class Machine:
         return replace(fleet, arrivals=Arrivals("trace", trace=trace))
 
 
-SMALL = Machine(
-    "llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0
-)
-MIDDLE = Machine(
-    "llama-2-13b", "4x RTX 3090", 96 * GIB, 26.0e9, 819200.0, 40, 16, 14.0, 0.2, 0.183, 7.0, 80.0
-)
-LARGE = Machine(
-    "llama-3.1-70b", "4x H100", 320 * GIB, 141.0e9, 327680.0, 80, 32, 18.0, 0.1, 0.071, 10.5, 80.0
-)
+SMALL = Machine("llama-3.1-8b", "2x RTX 3090", 48 * GIB, 16.06e9, 131072.0, 32, 8, 14.0, 0.15, 0.225, 8.6, 50.0)
+MIDDLE = Machine("llama-2-13b", "4x RTX 3090", 96 * GIB, 26.0e9, 819200.0, 40, 16, 14.0, 0.2, 0.183, 7.0, 80.0)
+LARGE = Machine("llama-3.1-70b", "4x H100", 320 * GIB, 141.0e9, 327680.0, 80, 32, 18.0, 0.1, 0.071, 10.5, 80.0)
 
 
 BURSTS = Arrivals("bursty", common=Bursts(1.0, ((20.0, 1.0),)))

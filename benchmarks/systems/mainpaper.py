@@ -50,9 +50,7 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
     kept = [each for each in every if not each.refused]
     held = sum(each.gpus is not None for each in kept)
     lost = {
-        method.name: sum(
-            each.gpus is None for n in scenario.sizes for each in found[scenario.name, method.name, n]
-        )
+        method.name: sum(each.gpus is None for n in scenario.sizes for each in found[scenario.name, method.name, n])
         for method in METHODS
     }
     fails = sum(lost[method.name] for method in METHODS if method.name in ("MaxBase", "MaxBase*"))
@@ -71,9 +69,7 @@ def scenario_rows(found: Found, scenario: Scenario) -> list[Row]:
             f"{held} of {len(kept)}",
             "at least 0.9",
             held >= 0.9 * len(kept),
-            ""
-            if held >= 0.9 * len(kept)
-            else "a forest's error near the edge, as the paper has for its tree",
+            "" if held >= 0.9 * len(kept) else "a forest's error near the edge, as the paper has for its tree",
         ),
         *reach_rows(found, scenario),
         Row(
@@ -107,8 +103,7 @@ def first_plot_rows(seeds: int) -> list[Row]:
             "1 for fewer than 50; 4 only for more than 80",
             text,
             "1 and 4 in at least 0.9 of the fleets",
-            sum(gpus == 1 for gpus in found[48]) >= 0.9 * seeds
-            and sum(gpus == 4 for gpus in found[96]) >= 0.9 * seeds,
+            sum(gpus == 1 for gpus in found[48]) >= 0.9 * seeds and sum(gpus == 4 for gpus in found[96]) >= 0.9 * seeds,
             f"48 adapters of the high rates send {load:,.0f} tok/s, and a GPU serves {most:,.0f} without adapters; "
             "Algorithm 1 refuses a fleet whose last test fails, though other GPUs are free",
         )
@@ -189,10 +184,7 @@ def reach_rows(found: Found, scenario: Scenario) -> list[Row]:
 
 def gpus_table(found: Found, scenario: Scenario) -> str:
     """Figure 11 for one scenario: mean GPUs of each method by the number of adapters."""
-    rows = [
-        [method.name, *(cell(found[scenario.name, method.name, n]) for n in scenario.sizes)]
-        for method in METHODS
-    ]
+    rows = [[method.name, *(cell(found[scenario.name, method.name, n]) for n in scenario.sizes)] for method in METHODS]
     title = f"GPUs by adapters, {scenario.name} (s: starved or memory error, r: refused by the method)"
     return table(title, ["", *map(str, scenario.sizes)], rows)
 
@@ -216,8 +208,7 @@ def latency_rows(found: Found) -> list[Row]:
                 "dLoRA lowest, ProposedLat comparable",
                 " / ".join(f"{value:.1f}" for value in means.values()) + f" on {len(gpus)} fleets",
                 "dLoRA < Proposed, ProposedLat within 10 % of dLoRA",
-                means["dLoRA"] < means["Proposed"]
-                and abs(means["ProposedLat"] / means["dLoRA"] - 1.0) <= 0.1,
+                means["dLoRA"] < means["Proposed"] and abs(means["ProposedLat"] / means["dLoRA"] - 1.0) <= 0.1,
             ),
             Row(
                 f"Fig. 12, {scenario.name}: GPUs of dLoRA",
@@ -241,8 +232,7 @@ def refusal_rows(found: Found) -> list[Row]:
     methods = {method.name: method for method in METHODS}
     seeds = range(len(found[top, "Proposed", SCENARIOS[0].sizes[-1]]))
     most = [
-        mean([largest(methods[name], SCENARIOS[0], seed) for seed in seeds])
-        for name in ("ProposedLat", "Proposed")
+        mean([largest(methods[name], SCENARIOS[0], seed) for seed in seeds]) for name in ("ProposedLat", "Proposed")
     ]
     return [
         Row(
@@ -292,12 +282,7 @@ def time_rows(found: Found) -> list[Row]:
             by_model.append(
                 float(
                     np.median(
-                        [
-                            e.seconds
-                            for (s, m, _), es in found.items()
-                            if s in names and m == method.name
-                            for e in es
-                        ]
+                        [e.seconds for (s, m, _), es in found.items() if s in names and m == method.name for e in es]
                     )
                 )
             )
@@ -312,11 +297,7 @@ def time_rows(found: Found) -> list[Row]:
         )
     fast, slow = medians["ProposedFast"], medians["Proposed"]
     with_forest = [
-        float(
-            np.median(
-                [e.seconds + 1e-3 * FOREST_MS[profile] * e.predictions for e in of_model(found, profile)]
-            )
-        )
+        float(np.median([e.seconds + 1e-3 * FOREST_MS[profile] * e.predictions for e in of_model(found, profile)]))
         for profile in (LLAMA, QWEN)
     ]
     counts = [max(e.predictions for e in of_model(found, profile)) for profile in (LLAMA, QWEN)]

@@ -79,10 +79,7 @@ class Scenario:
         rng = np.random.default_rng((seed, adapters))
         rates, ranks = RATES[self.rates], RANKS[self.ranks]
         return Workload(
-            [
-                packer.Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates)))
-                for i in range(adapters)
-            ]
+            [packer.Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates))) for i in range(adapters)]
         )
 
 

@@ -79,9 +79,7 @@ def table_rows(found: Found) -> list[Row]:
         Row(
             "Table 3: size of the hit rate of Proactive and ROCK, %",
             "66.2, 84.1",
-            ", ".join(
-                shown([100.0 * each.hit_rate for each in found[name]], 1) for name in ("Proactive", "ROCK")
-            ),
+            ", ".join(shown([100.0 * each.hit_rate for each in found[name]], 1) for name in ("Proactive", "ROCK")),
             "within 10 points",
             all(
                 abs(100.0 * figure(found, "hit_rate")[name] - TABLE_3[name][2]) <= 10.0
@@ -99,8 +97,7 @@ def table_rows(found: Found) -> list[Row]:
             " / ".join(f"{updates[name] / updates['RROD']:.2f}" for name in CACHING),
             "each within 0.1",
             all(
-                abs(updates[name] / updates["RROD"] - TABLE_3[name][0] / TABLE_3["RROD"][0]) <= 0.1
-                for name in CACHING
+                abs(updates[name] / updates["RROD"] - TABLE_3[name][0] / TABLE_3["RROD"][0]) <= 0.1 for name in CACHING
             ),
             "the published counts over the misses by the published hit rates are of "
             + ", ".join(f"{TABLE_3[n][0] / (1.0 - TABLE_3[n][2] / 100.0):.0f}" for n in ("RROD", *CACHING))
@@ -213,9 +210,7 @@ def queue_rows(loads: dict[float, Found]) -> list[Row]:
     waiting = {qps: figure(of, "waiting") for qps, of in loads.items()}
     top = waiting[LOADS[-1]]
     caching = {name: top[name] for name in CACHING}
-    text = "; ".join(
-        f"{qps:g}: " + " / ".join(f"{of[name]:.1f}" for name in SYSTEMS) for qps, of in waiting.items()
-    )
+    text = "; ".join(f"{qps:g}: " + " / ".join(f"{of[name]:.1f}" for name in SYSTEMS) for qps, of in waiting.items())
     return [
         Row(
             f"Fig. 12: waiting jobs by req/s ({' / '.join(SYSTEMS)})",

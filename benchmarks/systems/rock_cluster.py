@@ -95,9 +95,7 @@ class Reading:
         sizes = rng.choice(self.sizes, ADAPTERS) if self.sizes else drawn
         spread = np.arange(STEPS[0], STEPS[1] + 1)
         members = [
-            packer.Adapter(
-                f"a{i}", int(sizes[i]), rates[i], Lengths.constant(1), Lengths.empirical(spread * f)
-            )
+            packer.Adapter(f"a{i}", int(sizes[i]), rates[i], Lengths.constant(1), Lengths.empirical(spread * f))
             for i, f in enumerate(factors)
         ]
         return Workload(members, length_correlation=0.0)
@@ -166,6 +164,4 @@ Found = dict[str, list[Outcome]]
 def at(qps: float, seeds: int, reading: Reading | None = None) -> Found:
     """System → an outcome of each seed."""
     own = Reading() if reading is None else reading
-    return {
-        name: of_seeds(lambda k, s=system: outcome(s, qps, k, own), seeds) for name, system in SYSTEMS.items()
-    }
+    return {name: of_seeds(lambda k, s=system: outcome(s, qps, k, own), seeds) for name, system in SYSTEMS.items()}

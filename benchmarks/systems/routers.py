@@ -37,9 +37,7 @@ def run(system: str, seed: int) -> Run:
     cluster = Cluster.of(packer.load_profile(LLAMA), SERVERS, max_loras=SLOTS, max_lora_rank=32)
     slo = {"ttft_ms": 2000.0, "tpot_ms": 100.0}
     if system == "packer":
-        cluster = packer.solve(
-            fleet, packer.load_profile(LLAMA), "latency", max_gpus=SERVERS, verify=False
-        ).cluster()
+        cluster = packer.solve(fleet, packer.load_profile(LLAMA), "latency", max_gpus=SERVERS, verify=False).cluster()
     return packer.simulate_cluster(fleet, cluster, system, duration_s=RUN_S, seed=seed, slo=slo)
 
 

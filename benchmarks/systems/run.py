@@ -87,9 +87,7 @@ def _status(row: dict[str, Any]) -> str:
 
 def missed(results: dict[str, Any]) -> str:
     """The claims that are contradicted."""
-    rows = [
-        (results[name]["title"], row) for name in PAPERS if name in results for row in results[name]["rows"]
-    ]
+    rows = [(results[name]["title"], row) for name in PAPERS if name in results for row in results[name]["rows"]]
     lines = [
         f"- {title}: {row['what']}: published {row['published']}; simulated {row['ours']}"
         + (f" ({row['note']})" if row["note"] else "")
@@ -104,9 +102,7 @@ RESULTS = "https://github.com/adapter-packer/adapter-packer/tree/main/benchmarks
 
 def page(results: dict[str, Any]) -> str:
     """docs/systems.md: the introduction in intro.md and the summary."""
-    last = (
-        f"Every row with its rule, its figures and the reason of each contradiction: [results]({RESULTS}).\n"
-    )
+    last = f"Every row with its rule, its figures and the reason of each contradiction: [results]({RESULTS}).\n"
     return "\n".join([(HERE / "intro.md").read_text("utf-8"), summary(results), last])
 
 

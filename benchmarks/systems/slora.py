@@ -177,9 +177,7 @@ class Setting:
             loading="blocking" if adapters else "none",
             engine="lightllm:max_wait_tokens=10" + (",abort_after_s=6" if abort else ""),
         )
-        run = packer.simulate_cluster(
-            own.fleet(adapters, rate, sent_s), cluster, how, duration_s=SPAN_S, seed=0
-        )
+        run = packer.simulate_cluster(own.fleet(adapters, rate, sent_s), cluster, how, duration_s=SPAN_S, seed=0)
         assert run.raw is not None
         latency_s = run.raw.finish_s - run.raw.requests.time_s
         first_s = run.raw.first_s - run.raw.requests.time_s
@@ -280,8 +278,7 @@ def own_row(name: str, rate: float, sent_s: float, published: Published, ours: R
             f"{where}: mean latency, s (first token)",
             " / ".join(f"{each[1]:.1f} ({each[2]:.1f})" for each in published.values()),
             " / ".join(f"{each.latency_s:.1f} ({each.first_s:.1f})" for each in ours.values()),
-            "latencies within 15 %"
-            + (f", without {' and '.join(map(str, fitted))} adapters" if fitted else ""),
+            "latencies within 15 %" + (f", without {' and '.join(map(str, fitted))} adapters" if fitted else ""),
             all(near(ours[n].latency_s, published[n][1], LATENCY_NEAR) for n in published if n not in fitted),
             NOTES.get(name, "") + disagreement(name),
         ),

@@ -70,9 +70,7 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
     names = [each.name for each in fleet.servers]
     with nullcontext() if given.dry_run else acting.held():
         changes = acting.changes(prune=given.prune)
-        steps = (
-            ["write the routes for the router"] if acting.unwritten(acting.placement(acting.look())) else []
-        )
+        steps = ["write the routes for the router"] if acting.unwritten(acting.placement(acting.look())) else []
         steps += [step for change in changes for step in words(change, names)]
         listing = [*(f"{k}. {step}" for k, step in enumerate(steps, 1)), counted(len(steps), "step")]
         if given.dry_run or not steps:
@@ -127,9 +125,7 @@ class Looks(MeasuredTraffic):
 
 
 @command
-def follow(
-    file: PlanArgument, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
-) -> int:
+def follow(file: PlanArgument, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing) -> int:
     """Keep a plan true on running servers: adapters follow the load, servers start and stop.
 
     At each look the load is measured (from the servers' own metrics, or --log, or --url) and the twin says what each

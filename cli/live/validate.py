@@ -48,9 +48,7 @@ class Runs:
     repeats: int = option(type=click.IntRange(1, 100), default=1)
     parallel: int = option(type=click.IntRange(1, 64), default=1)
     gpus: tuple[int, ...] | None = option(type=numbers(int), metavar="0,1,…")
-    profile_name: str | None = common(
-        "profile", default=None, help="Predict with this profile instead of the plan's."
-    )
+    profile_name: str | None = common("profile", default=None, help="Predict with this profile instead of the plan's.")
     bins: tuple[int, ...] | None = option(type=numbers(int), metavar="0,2,…")
     trace: str | None = option(metavar="FILE")
     folder: str = option(default="live-results", metavar="DIR")
@@ -94,9 +92,7 @@ def validate(runs: Runs, out: Writing) -> int:
     _check_numbers("--gpus", gpus, 1 << 16)
     if 0 < len(gpus) < at_once:
         servers_ = f"{counted(runs.parallel, 'server')} at once"
-        raise click.UsageError(
-            f"--gpus: expected at least {at_once} devices for {servers_}, got {len(gpus)}."
-        )
+        raise click.UsageError(f"--gpus: expected at least {at_once} devices for {servers_}, got {len(gpus)}.")
     numbers, bins = _chosen(plan, runs)
     out.note_profiles(*(item.profile for item in bins))
     fleet = plan.workload if runs.trace is None else _replayed(plan, runs.trace)
@@ -139,9 +135,7 @@ def _beside_bench(bench: str, runs: Runs, out: Writing) -> None:
         plan = runs.plan()
         fleet, (_, chosen) = plan.workload, _chosen(plan, runs)
         if len(chosen) != 1:
-            raise click.UsageError(
-                f"--bench is of one server: choose one of the plan's {len(plan.bins)} with --bins."
-            )
+            raise click.UsageError(f"--bench is of one server: choose one of the plan's {len(plan.bins)} with --bins.")
         server = chosen[0]
     profile = packer.load_profile(runs.profile_name or DEFAULT_PROFILE) if server is None else server.profile
     out.note_profiles(profile)
@@ -163,9 +157,7 @@ def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
 def _replayed(plan: packer.Plan, path: str) -> packer.Workload:
     fleet = packer.read_workload(path)
     if fleet.arrivals.trace is None or fleet.names != plan.workload.names:
-        raise click.UsageError(
-            f"--trace: {path} must be a trace of the plan's {len(plan.workload)} adapters."
-        )
+        raise click.UsageError(f"--trace: {path} must be a trace of the plan's {len(plan.workload)} adapters.")
     return plan.workload.with_arrivals(fleet.arrivals)
 
 

@@ -76,9 +76,7 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
     return ["python3", "-m", "sglang.launch_server", *quoting.words(flags)]
 
 
-def _scripts(
-    servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]
-) -> dict[str, str]:
+def _scripts(servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]) -> dict[str, str]:
     """`start.sh` and `args.json` of any engine; `command`: (server, port) → command line."""
     cases, arguments = [], []
     for server, port, gpus in on_one_host(servers, options):

@@ -30,9 +30,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     for server in servers:
         _check_names(server)
         uris = {item.name: _adapter_uri(item, options) for item in server.modules}
-        flags = quoting.words(
-            {name: value for name, value in server.settings().items() if name not in _LORA_FLAGS}
-        )
+        flags = quoting.words({name: value for name, value in server.settings().items() if name not in _LORA_FLAGS})
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
         found.append((server, _model_uri(server.model), uris, host, shlex.join(flags)))

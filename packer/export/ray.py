@@ -33,9 +33,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             arguments["max_cpu_loras"] = server.bin.max_loras
         gpu = server.bin.profile.gpu.name
         if server.maker is GAUDI:
-            raise IncompatibleError(
-                f"Ray Serve LLM reserves GPUs, which {gpu} is not to Ray: use --format k8s."
-            )
+            raise IncompatibleError(f"Ray Serve LLM reserves GPUs, which {gpu} is not to Ray: use --format k8s.")
         accelerator = ray_accelerator(gpu) if server.nodes else None
         found.append((server, arguments, _folder(server) if server.modules else None, accelerator))
     names = {

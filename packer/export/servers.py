@@ -232,9 +232,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     plain = tuple(Module(name, "", share) for name, share in placed if name in base)
     for each in modules if profile.engine.name.lower() == "sglang" else ():
         if each.name != each.name.strip():
-            rule = (
-                "Expected names of adapters without spaces at their ends, which SGLang takes off in requests"
-            )
+            rule = "Expected names of adapters without spaces at their ends, which SGLang takes off in requests"
             raise ValidationError(f"{rule}, got {shown(each.name)}: rename it in the fleet.")
     release = _VERSION.fullmatch(profile.engine.version)
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0

@@ -79,6 +79,4 @@ def _of_json(text: str) -> str | None:
 def _of_columns(names: set[str]) -> str | None:
     from packer.traces.columns import looks_like_trace
 
-    return _with("columns", names) or (
-        "log of requests" if looks_like_trace(names) or "usage" in names else None
-    )
+    return _with("columns", names) or ("log of requests" if looks_like_trace(names) or "usage" in names else None)

@@ -69,9 +69,7 @@ class Row:
         """The cell as a whole number in [low, high]; 8.0 is accepted, 7.5 is not."""
         value = self._number(column)
         if not (low <= value <= high and value.is_integer()):
-            self.fail(
-                column, f"expected a whole number from {low} to {high}, got {shown(self.cells[column])}."
-            )
+            self.fail(column, f"expected a whole number from {low} to {high}, got {shown(self.cells[column])}.")
         return int(value)
 
     def _number(self, column: str) -> float:
@@ -180,8 +178,7 @@ def frame_rows(frame: pl.DataFrame) -> tuple[list[str], Iterator[Row]]:
     """Column names of a frame and its rows, counted from 1."""
     names = header_of(frame.columns, 0)
     return names, (
-        Row(number, dict(zip(names, cells, strict=True)))
-        for number, cells in enumerate(frame.iter_rows(), start=1)
+        Row(number, dict(zip(names, cells, strict=True))) for number, cells in enumerate(frame.iter_rows(), start=1)
     )
 
 

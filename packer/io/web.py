@@ -72,9 +72,7 @@ class Address:
 
 def masked(text: str) -> str:
     """A text in which the logins and queries of addresses are masked."""
-    return re.sub(
-        r"(?<=//)[^/\s'\"]*@", f"{MASK}@", re.sub(r"(//[^\s'\"?]*)\?[^\s'\"]*", rf"\1?{MASK}", text)
-    )
+    return re.sub(r"(?<=//)[^/\s'\"]*@", f"{MASK}@", re.sub(r"(//[^\s'\"?]*)\?[^\s'\"]*", rf"\1?{MASK}", text))
 
 
 def address_of(text: str, key: str = "") -> Address:

@@ -209,10 +209,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "own_bursts": [workload.arrivals.own and workload.arrivals.own.text] * len(workload),
         **{key: [getattr(each, key) or None for each in workload.adapters] for key in _LEFT_OUT},
         "acceptance": [adapter.acceptance for adapter in workload.adapters],
-        **{
-            key: [getattr(each, key, None) for each in sessions]
-            for key in ("turns", "think_s", "turn_tokens")
-        },
+        **{key: [getattr(each, key, None) for each in sessions] for key in ("turns", "think_s", "turn_tokens")},
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]

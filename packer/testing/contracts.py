@@ -121,9 +121,7 @@ class PredictorContract:
         assert np.all(np.isnan(found.mean_itl_ms) | (found.mean_itl_ms > 0))
         assert np.all(np.isnan(found.mean_ttft_ms) | (found.mean_ttft_ms > 0))
 
-    def test_same_answer_alone_and_in_a_batch(
-        self, predictor: Predictor, fleet: Workload, bins: list[Bin]
-    ) -> None:
+    def test_same_answer_alone_and_in_a_batch(self, predictor: Predictor, fleet: Workload, bins: list[Bin]) -> None:
         """Figures depend on the bin, not on what else was evaluated or when."""
         together = predictor.evaluate(fleet, bins)
         for k in reversed(range(len(bins))):
@@ -175,9 +173,7 @@ class RouterContract:
         assert router.name
         assert isinstance(router, StaticRouter | ScoringRouter | ReadingRouter)
 
-    def test_requests_go_where_their_adapter_is(
-        self, router: Router, cluster: Cluster, traffic: Workload
-    ) -> None:
+    def test_requests_go_where_their_adapter_is(self, router: Router, cluster: Cluster, traffic: Workload) -> None:
         """Each request goes to a server of the placement, or waits at the router; none is lost."""
         run = self.run(router, cluster, traffic)
         assert cluster.placement is not None
@@ -202,8 +198,7 @@ class CachePolicyContract:
         slow = replace(profile, memory=room, loading=LoadingSpec(20.0, 1.0))
         kind = ServerKind("small", slow, 12, 64, LightLlm())
         placement = tuple(
-            {f"a{i}": 1.0 for i in range(12) if i == 0 or s in (i % servers, (i + 1) % servers)}
-            for s in range(servers)
+            {f"a{i}": 1.0 for i in range(12) if i == 0 or s in (i % servers, (i + 1) % servers)} for s in range(servers)
         )
         traffic = Workload([Adapter(f"a{i}", 8 << i % 3, rate / (1 + i)) for i in range(12)])
         cluster = Cluster((kind,), ("small",) * servers, placement)

@@ -29,9 +29,7 @@ UNKNOWN = "-"
 """Web servers log a value that they do not have like this."""
 DURATIONS = ("msec",)
 """Columns of times in which some logs have durations: only times since 1970 count there."""
-WRAPPERS = frozenset(
-    ("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw")
-)
+WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
 _OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens", "id": "id"}
 
@@ -86,9 +84,7 @@ def frame_of(requests: Sequence[LogRow]) -> pl.DataFrame:
     schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields[:-1]}
     cells: dict[str, list[Any]] = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
     # JSON may hold surrogates, which a column of texts may not.
-    cells["session"] = [
-        each and each.encode("utf-8", "backslashreplace").decode() for each in cells["session"]
-    ]
+    cells["session"] = [each and each.encode("utf-8", "backslashreplace").decode() for each in cells["session"]]
     found = pl.DataFrame(cells, schema=schema)
     usual: dict[str, Any] = {"session": "", "priority": 0}
     always = LogRow._fields[:3]
@@ -263,9 +259,7 @@ def _time(row: Row, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text."""
     found = seconds_of(row.cells[key])
     if not 0.0 <= found < LATEST_S:
-        row.fail(
-            key, f"expected a time from 1970 to 2199, a number or in ISO form, got {shown(row.cells[key])}."
-        )
+        row.fail(key, f"expected a time from 1970 to 2199, a number or in ISO form, got {shown(row.cells[key])}.")
     return found
 
 

@@ -148,13 +148,8 @@ def generate_workload(
     else:
         of_adapter = _evenly(rates, n_adapters, rng)
     rows = zip(adapter_names(n_adapters), _evenly(ranks, n_adapters, rng), of_adapter, strict=True)
-    adapters = [
-        Adapter(adapter, rank, rate, shared_prefix_tokens=shared_prefix_tokens)
-        for adapter, rank, rate in rows
-    ]
-    return Workload(
-        adapters, input_tokens, output_tokens, SHAREGPT_CORRELATION, name="generated", sessions=sessions
-    )
+    adapters = [Adapter(adapter, rank, rate, shared_prefix_tokens=shared_prefix_tokens) for adapter, rank, rate in rows]
+    return Workload(adapters, input_tokens, output_tokens, SHAREGPT_CORRELATION, name="generated", sessions=sessions)
 
 
 def _evenly(values: Sequence[_T], n: int, rng: np.random.Generator) -> list[_T]:

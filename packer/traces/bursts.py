@@ -227,9 +227,7 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
     return counts[..., :whole].reshape(-1, size)
 
 
-def _pooled(
-    parts: Iterable[FloatArray], n: int, cell_s: float, degree: int
-) -> tuple[FloatArray, FloatArray, float]:
+def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray, float]:
     """Lags, s; autocovariance of rows at these lags, summed over rows, / sum of their squared means; and this sum.
 
     `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are averaged over

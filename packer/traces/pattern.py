@@ -122,17 +122,13 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     window = np.zeros_like(window) if trace.span_s <= window_s else window
     count = int(window[-1]) + 1
     if count > MAX_WINDOWS or count * len(trace.names) > 50 * MAX_WINDOWS:
-        rule = (
-            f"Expected fewer windows than {count:,} for {len(trace.names):,} adapters: take a longer window."
-        )
+        rule = f"Expected fewer windows than {count:,} for {len(trace.names):,} adapters: take a longer window."
         raise ValidationError(rule)
     begins = window_s * np.arange(count, dtype=np.float64)
     covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
     covered_s -= np.maximum(begins, offset - gap_s / 2)
     requests = np.bincount(adapter, minlength=len(trace.names))
-    tokens = (
-        np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names)) / requests
-    )
+    tokens = np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names)) / requests
     flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
     table = flat.reshape(count, len(trace.names)).astype(np.float64)
     # The last window begins whole days after the first one.

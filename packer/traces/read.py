@@ -227,9 +227,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> Requests:
         given = not row.is_blank(kind.priority)
         priority = row.integer(kind.priority, low=-MAX_PRIORITY, high=MAX_PRIORITY) if given else 0
         ids.append(_block_ids(row, kind, inputs) if isinstance(row.cells.get(kind.blocks), list) else None)
-        found.append(
-            LogRow(time_s, inputs, outputs, adapter, rank, session, None, priority or None, row.number)
-        )
+        found.append(LogRow(time_s, inputs, outputs, adapter, rank, session, None, priority or None, row.number))
         first = found[0]
         if (adapter is None, rank is None) != (first.adapter is None, first.rank is None):
             row.fail("adapter", "expected an adapter and rank in every row or in none.")

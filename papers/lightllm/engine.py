@@ -59,9 +59,7 @@ class LightLlm:
 
     def most_prompt_tokens(self, setup: Any) -> int:
         """Most prompt tokens of a prefill."""
-        return self.batch_max_tokens or max(
-            int(setup.cells) // 6, int(setup.server.profile.engine.max_model_len)
-        )
+        return self.batch_max_tokens or max(int(setup.cells) // 6, int(setup.server.profile.engine.max_model_len))
 
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
         """Set the settings in the server's state."""

@@ -34,9 +34,7 @@ class Flow:
         loads = problem.workload.offered_tok_s_by_adapter
         copies = [min(n, problem.max_replicas, max(1, math.ceil(load / capacity))) for load in loads.tolist()]
         per_copy = loads / np.array(copies)
-        units = sorted(
-            (i for i, count in enumerate(copies) for _ in range(count)), key=lambda i: (-per_copy[i], i)
-        )
+        units = sorted((i for i, count in enumerate(copies) for _ in range(count)), key=lambda i: (-per_copy[i], i))
         parts: list[list[int]] = [[] for _ in range(n)]
         used = np.zeros(n)
         for start in range(0, len(units), n):

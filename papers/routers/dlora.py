@@ -58,9 +58,7 @@ class DLoraRouter:
     def supports(self, cluster: Cluster, workload: Workload) -> str | None:
         """Why the router can't run: to migrate adapters, it needs an initial placement."""
         if self.relocates and cluster.placement is None:
-            return (
-                f"mode={self.mode} needs a placement to start from: use plan.cluster(), or the system dlora"
-            )
+            return f"mode={self.mode} needs a placement to start from: use plan.cluster(), or the system dlora"
         return None
 
     def start(self, view: ClusterView, seed: int) -> None:

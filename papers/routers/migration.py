@@ -73,9 +73,7 @@ def balance(task: Task) -> tuple[list[int], list[set[int]]]:
     for e in engines:
         model.add(sum(y[a][e] for a in adapters) <= task.places[e])
         held = sum(blocks[key] * x[key][e] for key in groups)
-        time_us = sum(
-            round(1e6 * (task.service_s[a] + (MOVE_S if at != e else 0.0))) * x[at, a][e] for at, a in groups
-        )
+        time_us = sum(round(1e6 * (task.service_s[a] + (MOVE_S if at != e else 0.0))) * x[at, a][e] for at, a in groups)
         # Transfers only count beyond the engine's blocks: if all fit, this bound is the larger one.
         model.add(longest >= time_us)
         model.add(longest >= time_us + block_us * (held - task.blocks[e]))

@@ -26,9 +26,7 @@ def _score(c: Servers, p: FloatArray, s: int, r: int) -> float:
     all_ranks, queued_ranks, largest = ranks_of(c, s)
     most = max(largest, rank)
     queue, queued = float(server.waiting_prompt), n - server.running
-    prefill = step_ms(
-        c, s, 0.0, queue + c.prompt[r], adapters, ranks, queued_ranks + rank, (queued + 1.0) * most
-    )
+    prefill = step_ms(c, s, 0.0, queue + c.prompt[r], adapters, ranks, queued_ranks + rank, (queued + 1.0) * most)
     if queue > 0.0 or linear:
         prefill -= step_ms(c, s, 0.0, queue, adapters, ranks, queued_ranks, queued * largest)
     decode = step_ms(c, s, n + 1.0, 0.0, adapters, ranks, all_ranks + rank, (n + 1.0) * most)

@@ -127,9 +127,7 @@ class Rock(AnyCluster):
         from sklearn.mixture import GaussianMixture
 
         mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
-        mixture = GaussianMixture(
-            count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3
-        )
+        mixture = GaussianMixture(count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3)
         queue: IntArray = mixture.fit_predict((vectors - mean) / scale)
         self._mixture, self._reference = (mixture, mean, scale), _spread(queue, count)
         return queue
@@ -149,9 +147,7 @@ class Rock(AnyCluster):
                 (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own),
                 np.zeros(len(use)),
             )
-            self._standing.append(
-                self.idle * (1 - np.abs(busy - self.use)) + self.time / np.maximum(seconds, 1e-9)
-            )
+            self._standing.append(self.idle * (1 - np.abs(busy - self.use)) + self.time / np.maximum(seconds, 1e-9))
             best = np.argsort(-self.cached * held - self._standing[-1], kind="stable")[: self.top].tolist()
             load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))
             if self.dispatch == "single":

@@ -32,9 +32,7 @@ class Cover:
     proven: bool
 
 
-def cheapest_cover(
-    kinds: Sequence[Feasibility], prices: FloatArray, *, most: int, time_limit_s: float
-) -> Cover | None:
+def cheapest_cover(kinds: Sequence[Feasibility], prices: FloatArray, *, most: int, time_limit_s: float) -> Cover | None:
     """The cheapest cover by bins on these kinds (S,) of server, from every possible bin of each kind. None if there are
     more than `most` bins, or nothing was found. Does not rely on dominance. Raises `OutOfTime`."""
     classes = kinds[0].classes
@@ -66,9 +64,7 @@ class Packed:
     heavier: IntArray | None = None
 
 
-def packed(
-    feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget: int, time_limit_s: float
-) -> Packed:
+def packed(feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget: int, time_limit_s: float) -> Packed:
     """Find a plan of at most `n_bins` bins, or show that there is none, if at most `budget` bins must be evaluated.
 
     `weights` (K,): weight of an adapter of each class. Classes of weight 0 are left out: if the other classes need more
@@ -87,15 +83,11 @@ def packed(
     parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
     feasible = np.concatenate([none, *(part[feasibility.feasible(part)] for part in parts)])
     useful = weights > 0.0
-    use, proven = solve_integer(
-        feasible[:, useful], demand[useful], time_limit_s=time_limit_s, most_bins=n_bins
-    )
+    use, proven = solve_integer(feasible[:, useful], demand[useful], time_limit_s=time_limit_s, most_bins=n_bins)
     return Packed(None if use is None else np.repeat(feasible, use, axis=0), proven and use is None)
 
 
-def every_bin_within(
-    weights: FloatArray, limit: IntArray, low: float, high: float, most: int
-) -> IntArray | None:
+def every_bin_within(weights: FloatArray, limit: IntArray, low: float, high: float, most: int) -> IntArray | None:
     """Every vector of at most `limit` (K,) that weighs `low` to `high`, heaviest first, int64 (m, K); None if > `most`.
 
     Branch and bound over classes, the heaviest first: a branch ends if it can't reach `low`, or if the lightest class

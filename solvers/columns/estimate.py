@@ -33,9 +33,7 @@ def estimated(problem: Problem, known: float, most: float) -> Bound | None:
     unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s).learned()
     classes = aggregate(problem.workload)
     feasibility = Feasibility(unlimited, classes)
-    feasibility.problem = replace(
-        unlimited, stop=lambda: feasibility.evaluated > MOST_EVALUATED or problem.stop()
-    )
+    feasibility.problem = replace(unlimited, stop=lambda: feasibility.evaluated > MOST_EVALUATED or problem.stop())
     columns = Columns([Source(1.0, feasibility, feasibility, np.random.default_rng(problem.seed))])
     with suppress(OutOfTime):
         if columns.start([classes.rows(())]):

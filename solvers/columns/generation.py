@@ -189,9 +189,7 @@ class Columns:
             self._scaled(at, carried)
         return added
 
-    def dive(
-        self, servers: IntArray, shake: float, *, rounded: bool = True
-    ) -> list[tuple[Source, IntArray]] | None:
+    def dive(self, servers: IntArray, shake: float, *, rounded: bool = True) -> list[tuple[Source, IntArray]] | None:
         """Patterns that hold all adapters on `servers` of each kind (S,); None if some adapters are left.
 
         If `rounded`, the relaxation is rounded down first. Then servers are filled one after the other, best value

@@ -86,9 +86,7 @@ class Knapsacks:
         most = np.where((self._slots <= slot) & (weights > 0.0), limit - base, 0)
         return base + _Table(weights, sizes, most, capacity).row(capacity)
 
-    def _largest(
-        self, slot: int, weights: FloatArray, limit: IntArray, carried_tok_s: float
-    ) -> IntArray | None:
+    def _largest(self, slot: int, weights: FloatArray, limit: IntArray, carried_tok_s: float) -> IntArray | None:
         """The best bin of the largest load whose best bin is feasible, None if none is."""
         borne = self._borne.get(slot, (carried_tok_s,))
         most_tok_s = _BEYOND * max(*borne, carried_tok_s)

@@ -56,9 +56,7 @@ def solve_relaxation(
     return Master(float(found.fun), found.x, np.maximum(-found.ineqlin.marginals, 0.0))
 
 
-def _by_pivots(
-    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray
-) -> Master | None:
+def _by_pivots(patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray) -> Master | None:
     """As `solve_relaxation`, by the simplex method on the dual: max demand · y with patterns · y <= prices, y >= 0.
 
     In the compact tableau (rows: slacks of the patterns, columns: duals), y = 0 is feasible. None if the dual is

@@ -81,10 +81,7 @@ def starting_plan(problem: Problem) -> Solution:
     if len(problem.profiles) > len(found) and not problem.stock and not problem.out_of_time():
         solutions = []
         for part in found:
-            alone = [
-                Greedy().solve(replace(part.problem, profiles=(profile,)))
-                for profile in part.problem.profiles
-            ]
+            alone = [Greedy().solve(replace(part.problem, profiles=(profile,))) for profile in part.problem.profiles]
             solutions.append(min(alone, key=lambda one: rank(part.problem, one)))
         options.append(merged(problem, found, solutions))
     options = [one if one.unplaced else replace(one, bins=downsized(problem, one.bins)) for one in options]
@@ -178,9 +175,7 @@ class _Search:
             if cover is None or not cover.proven:
                 return None
             total += float(mixes.prices[cover.kinds].sum())
-            chosen = [
-                (mixes.sources[k], row) for k, row in zip(cover.kinds.tolist(), cover.rows, strict=True)
-            ]
+            chosen = [(mixes.sources[k], row) for k, row in zip(cover.kinds.tolist(), cover.rows, strict=True)]
             bins = self._realised(m, chosen, np.bincount(cover.kinds, minlength=len(mixes.sources)))
             if bins is not None and self._price(bins) < self._price(self.bins[m]) - _CHEAPER:
                 self.bins[m] = bins
@@ -281,9 +276,7 @@ class _Search:
         used = used_gpus([*bins, *others])
         return all(used.get(name, 0) <= count for name, count in self.problem.stock.items())
 
-    def _realised(
-        self, m: int, chosen: list[tuple[Source, IntArray]], servers: IntArray
-    ) -> tuple[Bin, ...] | None:
+    def _realised(self, m: int, chosen: list[tuple[Source, IntArray]], servers: IntArray) -> tuple[Bin, ...] | None:
         """Turn patterns that hold all adapters of a model into bins, each on the cheapest kind that holds it. Adapters
         that don't fit are packed again. None if that fails, or takes more of the stock than the mix has."""
         mixes, problem = self.mixes[m], self.parts[m].problem

@@ -91,9 +91,7 @@ def _longest_start(
     return np.array([filled(i, low[i]) for i in range(len(orders))]), low
 
 
-def _more(
-    feasibility: Feasibility, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray
-) -> IntArray:
+def _more(feasibility: Feasibility, held: IntArray, added: IntArray, limit: IntArray, sizes: FloatArray) -> IntArray:
     """How many more adapters of class `added` (m,) each of the bins `held` (m, K) can take."""
     room = feasibility.problem.most_adapters - held.sum(axis=1)
     top = np.maximum(0, np.minimum(limit[added] - held[np.arange(len(held)), added], room))

@@ -76,9 +76,7 @@ class Source:
         """The largest offered load of a pattern found, tok/s."""
         return float((self.patterns @ self.mean.classes.loads).max(initial=0.0))
 
-    def search(
-        self, weights: FloatArray, bases: IntArray, n_starts: int, limit: IntArray | None = None
-    ) -> IntArray:
+    def search(self, weights: FloatArray, bases: IntArray, n_starts: int, limit: IntArray | None = None) -> IntArray:
         """Patterns of high weight (m, K), best first, of at most `limit` (K,) of each class; raises `OutOfTime`."""
         most = self.mean.classes.demand if limit is None else limit
         return price(self.knapsacks, weights, most, self.sizes(), self.rng, bases, n_starts)

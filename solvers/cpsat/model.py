@@ -147,10 +147,7 @@ class Repacking:
             model.add(sum(row[k] for row in counts) == most)
         for gpu, left in self.stock.items():
             taken = [
-                self.kinds[o].gpus * on
-                for row in chosen
-                for o, on in row.items()
-                if gpu in ("", self.kinds[o].gpu)
+                self.kinds[o].gpus * on for row in chosen for o, on in row.items() if gpu in ("", self.kinds[o].gpu)
             ]
             model.add(sum(taken) <= left)
 
@@ -172,9 +169,7 @@ class Repacking:
                         other.append(more)
                 model.add_bool_or(other)
 
-    def _minimised(
-        self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]], fills: list[Any]
-    ) -> None:
+    def _minimised(self, model: Any, counts: list[list[Any]], chosen: list[dict[int, Any]], fills: list[Any]) -> None:
         """Minimise the price, then the aim, both together below the start's; WORST and SUM minimise the aim alone."""
         if self.aim is Aim.WORST:
             worst = model.new_int_var(0, 10 * SCALE, "")

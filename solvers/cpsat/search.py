@@ -109,9 +109,7 @@ class NeighbourhoodSearch:
             if self.problem.out_of_time():
                 return
             # one draw for each attempt, so that the seed determines the plan
-            found = task.solve(
-                seed=int(self.rng.integers(2**31)), work=_WORK[aim], seconds=self.problem.remaining_s()
-            )
+            found = task.solve(seed=int(self.rng.integers(2**31)), work=_WORK[aim], seconds=self.problem.remaining_s())
             self.work += _LEAST_WORK + (0.0 if found is None else found[2])
             if found is None or not self._judged(task, classes, freed, chosen, *found[:2]):
                 return
@@ -127,9 +125,7 @@ class NeighbourhoodSearch:
     def _fill(self, item: Bin) -> float:
         """Estimated fill of a server; 1 if its kind is not known."""
         k = self._kind(item)
-        return (
-            1.0 if k is None else self.kinds[k].base + float(self.kinds[k].shares[list(item.adapters)].sum())
-        )
+        return 1.0 if k is None else self.kinds[k].base + float(self.kinds[k].shares[list(item.adapters)].sum())
 
     def _kind(self, item: Bin) -> int | None:
         pairs = ((kind.profile, kind.slot_rank) for kind in self.kinds)
@@ -196,9 +192,7 @@ class NeighbourhoodSearch:
             return None
         problem = self.problem
         freed = np.array([i for item in bins for i in item.adapters])
-        classes = aggregate(
-            problem.workload.subset(freed.tolist()), max_classes=_CLASSES, unmerged=2 * _CLASSES
-        )
+        classes = aggregate(problem.workload.subset(freed.tolist()), max_classes=_CLASSES, unmerged=2 * _CLASSES)
         place = {i: k for k, i in enumerate(freed.tolist())}
         start = [classes.counts([place[i] for i in item.adapters]) for item in bins]
         several = len(problem.profiles) > 1 and aim is Aim.EMPTY
@@ -258,9 +252,7 @@ class NeighbourhoodSearch:
             if own:
                 adapters = tuple(sorted(freed[list(own)].tolist()))
                 profile = self.kinds[option[s]].profile
-                item = self.slots.feasible(
-                    adapters, profile, hint=min(len(adapters), hint), thorough=thorough
-                )
+                item = self.slots.feasible(adapters, profile, hint=min(len(adapters), hint), thorough=thorough)
                 if item is None:
                     refused[s] = adapters
                 else:
@@ -274,9 +266,7 @@ class NeighbourhoodSearch:
                 self._take(task, state, made)
                 return False
             admitted = self.problem.objective.holds(Evaluations.of(state.rows[len(kept) :])).tolist()
-            refused = {
-                s: item.adapters for (s, item), ok in zip(made.items(), admitted, strict=True) if not ok
-            }
+            refused = {s: item.adapters for (s, item), ok in zip(made.items(), admitted, strict=True) if not ok}
         for s, adapters in refused.items():
             self._cut(task, held[s], adapters, option[s])
         return True

@@ -104,9 +104,7 @@ def latency_of(problem: Problem, item: Bin, row: Evaluation) -> float:
     return problem.objective.key(problem.workload, [item], Evaluations.of([row]))[0]
 
 
-def _orders(
-    problem: Problem, members: IntArray, largest: BoolArray, rng: np.random.Generator
-) -> list[tuple[int, ...]]:
+def _orders(problem: Problem, members: IntArray, largest: BoolArray, rng: np.random.Generator) -> list[tuple[int, ...]]:
     """Random orders of these adapters; the first one of each order is one of the `largest`, bool (n,), of the fleet."""
     loads = problem.workload.offered_tok_s_by_adapter[members]
     found = []

@@ -90,8 +90,7 @@ class FirstFit:
         found = [
             self.fill(profile)
             for profile in self.problem.profiles
-            if used.get(profile.gpu.name, 0) + profile.engine.gpus
-            <= self.problem.stock.get(profile.gpu.name, math.inf)
+            if used.get(profile.gpu.name, 0) + profile.engine.gpus <= self.problem.stock.get(profile.gpu.name, math.inf)
         ]
         bins = [bin_ for bin_ in found if bin_ is not None]
         return bins[0] if len(bins) == 1 else min(bins, key=self._preference, default=None)

@@ -42,8 +42,7 @@ def larger(problem: Problem, bins: Sequence[Bin], limit: int) -> list[Bin] | Non
     like = dict.fromkeys(packing.starts, by_size[-1]) | {item.max_lora_rank: item for item in by_size}
     rooms = headroom(fleet, list(like.values()), problem.evaluator, problem.out_of_time, _FACTORS)
     guess = {
-        rank: item.offered_tok_s(fleet)
-        * max(1.0, (room or 1.0) / (1.0 + problem.evaluator.margin_of(item.profile)))
+        rank: item.offered_tok_s(fleet) * max(1.0, (room or 1.0) / (1.0 + problem.evaluator.margin_of(item.profile)))
         for (rank, item), room in zip(like.items(), rooms, strict=True)
     }
     if len(packing.cut(guess)) >= limit - limit // _WORTH:
@@ -126,9 +125,7 @@ class _Packing:
         spread = golden(len(parts))  # some of each rank first
         for chosen in (spread[:_FIRST].tolist(), spread[_FIRST:].tolist()):
             tried = [self.slots.make(parts[k].tolist(), 1) for k in chosen]
-            tried = [
-                item.with_slots(min(like[item.max_lora_rank].max_loras, len(item.adapters))) for item in tried
-            ]
+            tried = [item.with_slots(min(like[item.max_lora_rank].max_loras, len(item.adapters))) for item in tried]
             if self.problem.out_of_time():
                 return None
             whole = self.slots.evaluate(tried)[1].tolist() if tried else []

@@ -32,9 +32,7 @@ def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
         rest = rest[kinds[first] :]
         more = _fitting(slots, bin_, rest)
         held, shares = [*bin_.adapters, *rest[:more].tolist()], (*bin_.shares, *(1.0,) * more)
-        bin_ = slots.make(
-            held, min(most_slots(bin_), len(held)), bin_.profile, shares if bin_.is_split else ()
-        )
+        bin_ = slots.make(held, min(most_slots(bin_), len(held)), bin_.profile, shares if bin_.is_split else ())
         rest, tried = rest[more:], 1  # the first of what is left does not fit
         if slots.problem.out_of_time():
             return bin_

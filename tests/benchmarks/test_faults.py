@@ -73,8 +73,6 @@ def test_every_option_that_writes_is_tried(root: Path) -> None:
         writes = any("--force" in each.opts for each in options)
         writing += writes
         missing += [name] if writes and not tried else []
-        missing += [
-            f"{name} {key}" for key in results if not any(set(places[key]) & set(line) for line in tried)
-        ]
+        missing += [f"{name} {key}" for key in results if not any(set(places[key]) & set(line) for line in tried)]
     assert missing == []
     assert writing >= 20

@@ -42,8 +42,6 @@ def test_a_finding_is_reported(root: Path, tmp_path: Path) -> None:
         "found = run.contained(0, 0, 12)\n"
         "print(*found.findings, sep='\\n')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert "bad: the process died" in done.stdout
     assert "bad: KeyError: 'x'" in done.stdout

@@ -65,9 +65,7 @@ def test_a_log_is_read_and_replayed(tmp_path: Path) -> None:
     path.write_text("1.5;1 2;1 2;1 2\n2.5;3 1;3 1;3\n3.5;1")
     walks = read_walks(path)
     assert [walk.start_s for walk in walks] == [1.5, 2.5]
-    assert (
-        replay(walks, Slots(2, 10)) == [(len(w.activated), len(w.loaded)) for w in walks] == [(2, 2), (2, 1)]
-    )
+    assert replay(walks, Slots(2, 10)) == [(len(w.activated), len(w.loaded)) for w in walks] == [(2, 2), (2, 1)]
 
 
 def test_the_simulated_server_admits_no_adapter_beyond_its_slots() -> None:

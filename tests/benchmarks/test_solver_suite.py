@@ -17,9 +17,7 @@ def suite(root: Path) -> ModuleType:
     """benchmarks/solvers/suite.py as a module."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location(
-        "solver_suite", root / "benchmarks" / "solvers" / "suite.py"
-    )
+    spec = importlib.util.spec_from_file_location("solver_suite", root / "benchmarks" / "solvers" / "suite.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

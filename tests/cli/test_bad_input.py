@@ -189,9 +189,7 @@ def test_an_objective_that_needs_gpus(fails: Fails, tmp_path: Path) -> None:
         ("[gpu]", "[gpu", "expected TOML"),
     ],
 )
-def test_bad_profiles(
-    fails: Fails, tmp_path: Path, toy_profile: object, old: str, new: str, message: str
-) -> None:
+def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: str, new: str, message: str) -> None:
     """A profile file with a bad value names the key."""
     from packer.io.profiles import format_profile
 

@@ -54,9 +54,7 @@ def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str,
     return found
 
 
-def test_metrics_are_those_of_the_library(
-    fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_metrics_are_those_of_the_library(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`packer simulate --cluster` prints what `packer.simulate_cluster` says for the same arguments."""
     arguments = ["simulate", fleet, "--cluster", cluster, "--router", "affinity:slack=2", "--duration", "60"]
     found = _json([*arguments, "--slo", "ttft_ms=100,tpot_ms=30", "--seed", "3"], capsys)
@@ -69,9 +67,7 @@ def test_metrics_are_those_of_the_library(
     assert found["servers"] == 2
 
 
-def test_engine_settings_hold_for_all_servers(
-    tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engine_settings_hold_for_all_servers(tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--set` changes every server of a cluster: with prefix caching the second prompt finds the first one's."""
     path = tmp_path / "alike.csv"
     path.write_text(
@@ -108,9 +104,7 @@ def test_a_closed_loop_over_a_cluster(fleet: str, cluster: str, capsys: pytest.C
     assert again.sent - again.completed == 5
 
 
-def test_table_and_files(
-    fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_and_files(fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The table has the figures of a cluster; requests and servers go to their files."""
     requests, servers = str(tmp_path / "r.csv"), str(tmp_path / "s.parquet")
     arguments = ["simulate", fleet, "--cluster", cluster, "--duration", "60", "--seeds", "3"]
@@ -265,9 +259,7 @@ def test_what_a_system_does_not_read_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_what_some_systems_do_not_read_is_said(
-    fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_some_systems_do_not_read_is_said(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where an option has an effect on one of the compared systems, the others are named in a note."""
     words = ["compare", fleet, "--cluster", cluster, "--duration", "5", "--seeds", "1"]
     assert run([*words, "--systems", "vllm,round-robin", "--stats-age", "1"]) == 0
@@ -323,9 +315,7 @@ def test_a_plan_that_breaks_its_limits_behind_a_router_is_reported(
     assert run(behind) == 3
     assert "breaks its latency limits behind this router: p95 TTFT <= 0.1 ms" in capsys.readouterr().out
     limited = str(tmp_path / "limited.json")
-    assert (
-        run(["solve", fleet, "--no-verify", "-o", limited, "-q", "--objective", "slo:mean_itl_ms=100"]) == 0
-    )
+    assert run(["solve", fleet, "--no-verify", "-o", limited, "-q", "--objective", "slo:mean_itl_ms=100"]) == 0
     behind[1] = limited
     assert run(behind) == 0
     made = load_plan(limited)
@@ -334,9 +324,7 @@ def test_a_plan_that_breaks_its_limits_behind_a_router_is_reported(
     assert "mean_itl_ms <= 0.1" in capsys.readouterr().out
 
 
-def test_pictures_and_ceiling(
-    fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_and_ceiling(fleet: str, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A cluster's picture has panels of all servers and of each; the ceiling of the client refuses requests."""
     picture = tmp_path / "cluster.svg"
     arguments = ["simulate", fleet, "--cluster", cluster, "--duration", "60", "--system", "s-lora"]
@@ -350,9 +338,7 @@ def test_pictures_and_ceiling(
     assert found["aborted"] == 0
 
 
-def test_servers_that_vllm_may_end_are_named(
-    fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_that_vllm_may_end_are_named(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Servers behind a router, of which any may get every adapter, are named as a single one is."""
     drafts = "--set=speculation=eagle:num_speculative_tokens=1,acceptance=0.5"
     given = ["simulate", fleet, "--cluster", cluster, "--duration", "60", drafts]

@@ -13,9 +13,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_the_shells_own(
-    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_completion_scripts_are_the_shells_own(shell: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Each script is accepted by its shell, where that is installed."""
     monkeypatch.setenv("_PACKER_COMPLETE", f"{shell}_source")
     with pytest.raises(SystemExit):

@@ -63,9 +63,7 @@ def test_nested_commands_and_flags(folder: Path, capsys: Capture) -> None:
     capsys.readouterr()
 
 
-def test_environment_names_or_silences_the_file(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_names_or_silences_the_file(folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """PACKER_CONFIG is another file, or none if it is empty."""
     (folder / "packer.toml").write_text(f'profile = "{QWEN}"\n')
     monkeypatch.setenv("PACKER_CONFIG", "")

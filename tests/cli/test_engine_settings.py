@@ -40,10 +40,7 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
     assert run([*words, "--max-num-seqs", "4,512"]) == 0
     assert {item.profile.engine.max_num_seqs for item in load_plan(path).bins} == {512}
     capsys.readouterr()
-    assert (
-        run(["solve", str(fleet), "--from", str(path), "--max-num-seqs", "64", "-o", str(tmp_path / "x")])
-        == 2
-    )
+    assert run(["solve", str(fleet), "--from", str(path), "--max-num-seqs", "64", "-o", str(tmp_path / "x")]) == 2
     assert "--max-num-seqs has no effect with --from" in capsys.readouterr().err
     for words_ in (["--gpu", "l40s"], ["--price", "3"], ["--available", "2"]):
         assert run(["solve", str(fleet), "--from", str(path), *words_, "-o", str(tmp_path / "x")]) == 2
@@ -109,9 +106,7 @@ def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, caps
 
 @pytest.mark.parametrize("words", [["--pipeline-parallel-size", "2"], ["--set", "pipeline-parallel-size=2"]])
 @pytest.mark.parametrize("command", [["solve", "fleet.csv"], ["profiles", "estimate", "-o", "x.toml"]])
-def test_parallelism_without_a_law_is_refused_by_name(
-    command: list[str], words: list[str], capsys: Capture
-) -> None:
+def test_parallelism_without_a_law_is_refused_by_name(command: list[str], words: list[str], capsys: Capture) -> None:
     """An option of vLLM that no estimate has is refused with the reason, not as an unknown word."""
     assert run([*command, "--gpu", "h200", "--model", "Qwen/Qwen3-8B", *words]) == 2
     assert "stages of a pipeline are not estimated" in capsys.readouterr().err

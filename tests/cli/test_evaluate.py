@@ -84,12 +84,8 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
     assert "The servers hold, but 1 adapter has no server." in out
     assert "breaks" not in out
     assert conclusion(2, 4, 0).startswith("The plan breaks: 2 of 4 servers. ")
-    assert conclusion(1, 5, 0, 4).startswith(
-        "The plan breaks: 1 of 5 servers; 4 more break its latency limits. "
-    )
-    assert conclusion(0, 5, 1, 4).startswith(
-        "The plan breaks its latency limits, and 1 adapter has no server."
-    )
+    assert conclusion(1, 5, 0, 4).startswith("The plan breaks: 1 of 5 servers; 4 more break its latency limits. ")
+    assert conclusion(0, 5, 1, 4).startswith("The plan breaks its latency limits, and 1 adapter has no server.")
     assert conclusion(2, 4, 3).startswith("The plan breaks: 2 of 4 servers, and 3 adapters have no server. ")
 
 
@@ -112,9 +108,7 @@ def test_evaluate_says_which_base_model_has_no_server(
     assert "slots large enough" not in text
     toy_plan(["a"], gpus=1).save(path)
     assert run(["evaluate", path, "--lose-gpu", "0"]) == 2
-    assert (
-        "Expected a server of the plan to be left, got the loss of the only one." in capsys.readouterr().err
-    )
+    assert "Expected a server of the plan to be left, got the loss of the only one." in capsys.readouterr().err
 
 
 def test_a_lost_gpu_takes_its_server(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
@@ -153,9 +147,7 @@ def test_estimates_are_marked(plan_path: str, capsys: Capture) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_plan_for_limits_breaks_with_them(
-    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_plan_for_limits_breaks_with_them(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
     """A plan that was made for latency limits of its own does not hold where they break, and says which they are."""
     path = tmp_path / "plan.json"
     for most, code in ((1e6, 0), (1e-3, 3)):
@@ -180,9 +172,7 @@ def test_limits_that_a_plan_was_not_made_for_are_named(
 
 
 @pytest.mark.parametrize("with_", [["--router", "affinity"], ["--log", "access.jsonl"]])
-def test_a_lost_gpu_is_refused_where_it_would_be_passed_over(
-    plan_path: str, capsys: Capture, with_: list[str]
-) -> None:
+def test_a_lost_gpu_is_refused_where_it_would_be_passed_over(plan_path: str, capsys: Capture, with_: list[str]) -> None:
     """Behind a router and with measured traffic the servers are those of the plan."""
     assert run(["evaluate", plan_path, "--lose-gpu", "0", *with_]) == 2
     assert "--lose-gpu has no effect with" in capsys.readouterr().err

@@ -119,9 +119,7 @@ def test_new_adapters_are_judged_where_they_would_be_served(
     assert ("Evaluated on the least loaded servers" in out) == (not code)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("models/toy-7b", ()), ("alias", ("--base", "alias")), ("alias", ())]
-)
+@pytest.mark.parametrize(("name", "words"), [("models/toy-7b", ()), ("alias", ("--base", "alias")), ("alias", ())])
 def test_requests_to_the_base_model_need_no_adapter(
     plan_path: str, tmp_path: Path, capsys: Capture, name: str, words: tuple[str, ...]
 ) -> None:
@@ -176,9 +174,7 @@ def test_a_log_is_read_in_other_words(plan_path: str, tmp_path: Path, capsys: Ca
         assert "says how a log is read: expected --log LOG with it" in capsys.readouterr().err
 
 
-def test_a_log_is_evaluated_with_its_bursts_and_its_requests(
-    plan: Plan, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_log_is_evaluated_with_its_bursts_and_its_requests(plan: Plan, tmp_path: Path, capsys: Capture) -> None:
     """Its bursts take the place of the plan's, and the requests of its busiest window are replayed as they were."""
     path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
     replace(plan, objective="recommend").save(path)
@@ -199,14 +195,10 @@ def test_a_log_is_evaluated_with_its_bursts_and_its_requests(
     assert (found["arrivals"], found["replayed"]["holds"]) == ("bursty", False)
 
 
-def test_a_replayed_trace_does_not_hide_the_measured_rates(
-    plan: Plan, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_replayed_trace_does_not_hide_the_measured_rates(plan: Plan, tmp_path: Path, capsys: Capture) -> None:
     """A plan made for a replayed trace is evaluated at the rates that were measured, and that is said."""
     n = 40
-    requests = RequestTrace(
-        np.arange(n) * 2.0, np.arange(n, dtype=np.int64) % 4, np.full(n, 200), np.full(n, 190)
-    )
+    requests = RequestTrace(np.arange(n) * 2.0, np.arange(n, dtype=np.int64) % 4, np.full(n, 200), np.full(n, 190))
     fleet = plan.workload.with_arrivals(Arrivals("trace", trace=requests))
     path, log = tmp_path / "traced.json", tmp_path / "log.jsonl"
     replace(plan, workload=fleet).save(path)
@@ -265,9 +257,7 @@ def test_traffic_needs_a_source(plan_path: str, capsys: Capture) -> None:
         ("--url http://p:9090 --gateway custom --every 5", "Expected --requests-metric"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(
-    plan_path: str, capsys: Capture, words: str, message: str
-) -> None:
+def test_options_that_would_be_ignored_are_refused(plan_path: str, capsys: Capture, words: str, message: str) -> None:
     """What can't take effect, or never work, is refused at once instead of passed over."""
     assert run(["evaluate", plan_path, *words.split()]) == 2
     assert message in capsys.readouterr().err

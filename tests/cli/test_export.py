@@ -73,9 +73,7 @@ def test_sources_reach_the_command(plan_path: str, tmp_path: Path, capsys: Captu
     assert "'b'" in capsys.readouterr().err
 
 
-def test_infeasible_plan_is_exit_code_3(
-    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
-) -> None:
+def test_infeasible_plan_is_exit_code_3(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
     """Nothing is written for a plan that can't run."""
     path = tmp_path / "plan.json"
     plan = dataclasses.replace(toy_plan(["a", "b", "c"], gpus=1), status=Status.INFEASIBLE, unplaced=(2,))
@@ -162,10 +160,7 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
     assert "toy (estimated, not calibrated)" in capsys.readouterr().err
     assert run(["export", str(path), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-    bins = [
-        dataclasses.replace(item, profile=dataclasses.replace(item.profile, calibrated=True))
-        for item in plan.bins
-    ]
+    bins = [dataclasses.replace(item, profile=dataclasses.replace(item.profile, calibrated=True)) for item in plan.bins]
     dataclasses.replace(plan, bins=tuple(bins)).save(path)
     assert run(["export", str(path)]) == 0
     assert "estimated" not in "".join(capsys.readouterr())
@@ -211,9 +206,7 @@ def test_what_could_not_run_is_refused(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "told"), [("dynamo", True), ("helm", True), ("llm-d", False), ("envoy", False)]
-)
+@pytest.mark.parametrize(("name", "told"), [("dynamo", True), ("helm", True), ("llm-d", False), ("envoy", False)])
 def test_shares_that_a_stack_does_not_keep_are_named(
     toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, name: str, told: bool
 ) -> None:
@@ -226,13 +219,9 @@ def test_shares_that_a_stack_does_not_keep_are_named(
     assert ("--router most-idle" in err) is told
 
 
-def test_a_plan_that_breaks_its_goal_is_exported_with_a_word(
-    plan_path: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_plan_that_breaks_its_goal_is_exported_with_a_word(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """It runs, and whoever starts it knows what it lacks; one with adapters without a server is refused."""
-    broken = dataclasses.replace(
-        load_plan(plan_path), status=Status.INFEASIBLE, reasons=("server 0 breaks the goal.",)
-    )
+    broken = dataclasses.replace(load_plan(plan_path), status=Status.INFEASIBLE, reasons=("server 0 breaks the goal.",))
     broken.save(tmp_path / "broken.json")
     assert run(["export", str(tmp_path / "broken.json")]) == 0
     assert "the plan is infeasible: server 0 breaks the goal" in capsys.readouterr().err

@@ -35,9 +35,7 @@ def test_a_log_is_followed_as_it_ends(
         assert seen.pop().rates.tolist() == [pytest.approx(0.025, rel=0.3)]
 
 
-def test_what_has_no_effect_is_refused(
-    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
-) -> None:
+def test_what_has_no_effect_is_refused(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
     """Limits of a class that no adapter has, and options of the measurement without one, are said to have no effect."""
     plan_path = tmp_path / "plan.json"
     toy_plan(["a", "b"]).save(plan_path)

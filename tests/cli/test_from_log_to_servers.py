@@ -90,9 +90,7 @@ def write_vllm(folder: Path, launch: Launch) -> None:
 def running(command: list[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, stopped at the end."""
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=os.environ | variables, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | variables, start_new_session=True)
     try:
         yield process
     finally:
@@ -157,8 +155,7 @@ def test_a_log_ends_in_answers(launch: Launch, tmp_path: Path, monkeypatch: pyte
     route = Path("route.conf").read_text().replace("listen 8080", f"listen 127.0.0.1:{first + 2}")
     Path("route.conf").write_text(route)
     temporary = " ".join(
-        f"{name}_temp_path {tmp_path}/{name};"
-        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     Path("nginx.conf").write_text(
         f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}}\n"

@@ -40,9 +40,7 @@ def log(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_log_becomes_a_project(
-    log: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_becomes_a_project(log: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder holds profile, fleet, defaults, plan and report, and later commands need no more than that."""
     folder = tmp_path / "project"
     words = ["init", log, "--rank", "16", *SERVER, "--slo", "p95_ttft_ms=1500", "-o", str(folder)]
@@ -72,18 +70,14 @@ def test_a_log_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: Capture) 
     """The first line names the hour that was planned for; adapters that are silent then keep a place."""
     path = tmp_path / "access.jsonl"
     usage = {"prompt_tokens": 200, "completion_tokens": 100}
-    rows = [
-        (1767225600 + k * gap, name) for name, gap in (("day", 60), ("noon", 3)) for k in range(10800 // gap)
-    ]
+    rows = [(1767225600 + k * gap, name) for name, gap in (("day", 60), ("noon", 3)) for k in range(10800 // gap)]
     rows = [(t, name) for t, name in rows if name == "day" or 3600 <= t - 1767225600 < 7200]
     rows = [row for row in rows if row[1] == "noon" or not 3600 <= row[0] - 1767225600 < 7200]
     lines = [json.dumps({"timestamp": t, "model": name, "usage": usage}) for t, name in sorted(rows)]
     path.write_text("\n".join(lines))
     assert run(["init", str(path), "--rank", "16", *SERVER, "-o", str(tmp_path / "project")]) == 0
     first = capsys.readouterr().out.lstrip().splitlines()[0]
-    assert first.startswith(
-        "Log of 2.98 h; planned for 01:00 (UTC), 2.7 × the mean; at steady mean rates: 1 GPU."
-    )
+    assert first.startswith("Log of 2.98 h; planned for 01:00 (UTC), 2.7 × the mean; at steady mean rates: 1 GPU.")
     fleet = read_workload(str(tmp_path / "project" / "fleet.csv"))
     assert set(fleet.names) == {"day", "noon"}
     assert fleet.rates[fleet.names.index("noon")] == pytest.approx(1 / 3, rel=0.01)
@@ -95,10 +89,7 @@ def test_a_fleet_and_a_config_become_an_estimate(tmp_path: Path, root: Path) -> 
     fleet.write_text("adapter,rank,rate\na,8,0.2\nb,16,0.1\n")
     model = str(root / "tests" / "data" / "models" / "qwen-2.5-7b.json")
     settings = ["--max-model-len", "8192", "--max-num-seqs", "128"]
-    assert (
-        run(["init", str(fleet), "--model", model, "--gpu", "l40s", *settings, "-o", str(tmp_path / "p")])
-        == 0
-    )
+    assert run(["init", str(fleet), "--model", model, "--gpu", "l40s", *settings, "-o", str(tmp_path / "p")]) == 0
     profile = load_profile(str(tmp_path / "p" / "profile.toml"))
     assert not profile.calibrated
     assert (profile.engine.max_model_len, profile.engine.max_num_seqs) == (8192, 128)

@@ -82,9 +82,7 @@ def test_gpus_without_a_price_get_none(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_bound_on_cost_is_a_price(toy_plan: Callable[..., Plan]) -> None:
     """The cheapest plan and what no plan is cheaper than are said in the same unit."""
-    plan = replace(
-        toy_plan(("a", "b"), gpus=1), objective="cost", objective_value=(3.8,), lower_bound=2.72966
-    )
+    plan = replace(toy_plan(("a", "b"), gpus=1), objective="cost", objective_value=(3.8,), lower_bound=2.72966)
     status = next(line for line in plan_lines(plan) if str(line).startswith("Status"))
     assert "; $3.80 per hour, at least $2.73" in str(status)
 
@@ -95,9 +93,7 @@ def test_servers_of_profiles_of_one_name_are_told_apart(toy_plan: Callable[..., 
     one, other = plan.bins
     dear = replace(other.profile, gpu=replace(other.profile.gpu, price_per_hour=9.0))
     table = next(
-        each
-        for each in plan_lines(replace(plan, bins=(one, replace(other, profile=dear))))
-        if isinstance(each, Table)
+        each for each in plan_lines(replace(plan, bins=(one, replace(other, profile=dear)))) if isinstance(each, Table)
     )
     assert [row[1] for row in table.rows] == [one.profile.name, f"{one.profile.name} (2)"]
 

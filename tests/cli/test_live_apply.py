@@ -64,9 +64,7 @@ def test_the_router_is_told_of_adapters_that_need_not_move(
     assert state["servers"]["gpu-0"] == {"a0": 1.0, "a1": 1.0}
     (tmp_path / "servers.state.json").write_text(json.dumps(state | {"doing": "route as the state says"}))
     assert run([*words, "--yes"]) == 0
-    assert (tmp_path / "reloads").read_text().count(".") == 3, (
-        "packer was ended before the router had read the file"
-    )
+    assert (tmp_path / "reloads").read_text().count(".") == 3, "packer was ended before the router had read the file"
 
 
 def test_a_router_file_of_the_wrong_kind_is_refused_before_the_first_load(

@@ -72,9 +72,7 @@ def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -
         "workload describe {fleet} --json",
     ],
 )
-def test_quiet_commands_print_nothing_but_json(
-    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_commands_print_nothing_but_json(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --quiet the tables stay away; JSON is still printed."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text("adapter,rank,rate\na,8,0.1\n", "utf-8")

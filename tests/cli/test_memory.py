@@ -30,14 +30,10 @@ def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
     assert capsys.readouterr().out.count("too small") == 1
 
 
-def test_tokens_that_all_layers_keep_are_named_so(
-    tmp_path: Path, toy_profile: Profile, capsys: Capture
-) -> None:
+def test_tokens_that_all_layers_keep_are_named_so(tmp_path: Path, toy_profile: Profile, capsys: Capture) -> None:
     """Where requests hold a state beside their tokens, `simulate` counts in other tokens than the table."""
     path = tmp_path / "states.toml"
-    write_profile(
-        replace(toy_profile, model=replace(toy_profile.model, kv_shape=KvShape(0, 0.0, 620.0))), path
-    )
+    write_profile(replace(toy_profile, model=replace(toy_profile.model, kv_shape=KvShape(0, 0.0, 620.0))), path)
     assert run(["memory", "--profile", str(path)]) == 0
     assert "tokens that all layers keep" in capsys.readouterr().out
 
@@ -84,9 +80,7 @@ def test_memory_refuses_bad_ranges(option: str, value: str, capsys: Capture) -> 
     assert "xpected" in capsys.readouterr().err
 
 
-def test_memory_says_whether_the_profile_is_measured(
-    toy_profile: Profile, tmp_path: Path, capsys: Capture
-) -> None:
+def test_memory_says_whether_the_profile_is_measured(toy_profile: Profile, tmp_path: Path, capsys: Capture) -> None:
     """Scripts see whether a table of memory rests on an estimate."""
     path = str(tmp_path / "toy.toml")
     write_profile(toy_profile, path)

@@ -62,9 +62,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("terminal", "quiet", "drawn"), [(True, False, True), (True, True, False), (False, False, False)]
 )
-def test_progress_only_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, drawn: bool
-) -> None:
+def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool, quiet: bool, drawn: bool) -> None:
     """A progress bar goes to a terminal's standard error alone."""
     stream = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -160,9 +158,7 @@ def test_a_command_ends_after_the_imports_that_it_began(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.3)\nprint('imported')\n")
     code = "from packer.cli.output import import_meanwhile; import_meanwhile('slow_module')"
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=there
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=there)
     assert (ended.stdout, ended.stderr) == ("imported\n", "")
 
 

@@ -25,9 +25,7 @@ def profiling(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_micro_benchmarks_make_a_profile(
-    profiling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_micro_benchmarks_make_a_profile(profiling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The profile holds the fitted law, the base's memory, and who measured."""
     path = tmp_path / "mine.toml"
     arguments = [
@@ -122,7 +120,5 @@ def test_results_of_a_load_generator_improve_an_estimate(
         assert found.latency.coefficients[term] == pytest.approx(factor * value, rel=1e-4)
     assert run(["profiles", "fit", "--base", base, "--bench", result, "--runs", "r.csv", "-o", better]) == 2
     for more in (["--cold-start"], ["--no-cross-validation"], ["--model", "m"], ["--generated-share", "0.5"]):
-        assert (
-            run(["profiles", "fit", "--base", base, "--bench", result, *more, "-o", better, "--force"]) == 2
-        )
+        assert run(["profiles", "fit", "--base", base, "--bench", result, *more, "-o", better, "--force"]) == 2
         assert f"{more[0]} has no effect with --bench" in capsys.readouterr().err

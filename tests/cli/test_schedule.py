@@ -109,9 +109,7 @@ def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(Path("schedule.json").read_text())
     spans = [(each["start_s"] / 3600, each["end_s"] / 3600) for each in found["periods"]]
     assert spans == [(13.0, 23.0), (23.0, 25.0), (25.0, 37.0)]
-    triggers = [
-        each["spec"]["triggers"][0]["metadata"] for each in yaml.safe_load_all(Path("keda.yaml").read_text())
-    ]
+    triggers = [each["spec"]["triggers"][0]["metadata"] for each in yaml.safe_load_all(Path("keda.yaml").read_text())]
     assert {(each["start"], each["end"]) for each in triggers} == {("58 22 * * *", "0 1 * * *")}
     assert {path.name[:4] for path in Path("routes").iterdir()} == {"1300", "2300", "0100"}
     assert found["replay"]["schedule"]["requests"] == found["replay"]["static"]["requests"] > 0
@@ -204,10 +202,7 @@ def test_a_day_of_metrics_becomes_a_schedule(
         result = [
             {
                 "metric": {"requested_model": name},
-                "values": [
-                    [t, str(tokens * window_s * rates[int((t - window_s) % day_s // window_s)])]
-                    for t in times
-                ],
+                "values": [[t, str(tokens * window_s * rates[int((t - window_s) % day_s // window_s)])] for t in times],
             }
             for name, rates in per_second.items()
         ]
@@ -232,9 +227,7 @@ def test_days_that_cron_triggers_do_not_support_are_refused_before_planning(
     monkeypatch.setattr("packer.schedule", lambda *_args, **_more: pytest.fail("planned"))
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--keda", "keda.yaml", "--static", "plan.json"]
     assert run(words) == 2
-    assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "a schedule of 24 h for cron triggers, got one of 4.0 h" in " ".join(capsys.readouterr().err.split())
     assert not Path("plan.json").exists()
 
 

@@ -31,17 +31,13 @@ def plans(tmp_path: Path) -> tuple[str, str]:
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     fleet = Workload([Adapter(f"a{i}", 8, 0.2) for i in range(6)], name="fleet")
     old = solve(fleet, profile, max_gpus=1)
-    later = Workload(
-        [*(Adapter(f"a{i}", 8, 0.2) for i in range(1, 6)), Adapter("b", 16, 0.3), Adapter("c", 8, 0.1)]
-    )
+    later = Workload([*(Adapter(f"a{i}", 8, 0.2) for i in range(1, 6)), Adapter("b", 16, 0.3), Adapter("c", 8, 0.1)])
     bins = (
         Bin((0, 1, 2), profile.settings(3, 8), profile),
         Bin((3, 4, 5, 6), profile.settings(4, 16), profile),
     )
     figures = TwinPredictor(seed=0).evaluate(later, bins)
-    new = verified(
-        replace(old, workload=later, bins=bins, evaluations=figures, rooms=(), adapters=None, headroom=())
-    )
+    new = verified(replace(old, workload=later, bins=bins, evaluations=figures, rooms=(), adapters=None, headroom=()))
     paths = str(tmp_path / "plan.json"), str(tmp_path / "next.json")
     old.save(paths[0])
     new.save(paths[1])
@@ -79,9 +75,7 @@ def test_an_adapter_and_what_it_gets(plans: tuple[str, str], capsys: pytest.Capt
     assert run(["show", plans[0], "--adapter", "a3", "--diff", plans[1]]) == 2
 
 
-def test_an_idle_adapter_has_a_server_and_no_latency(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_idle_adapter_has_a_server_and_no_latency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An adapter with a rate of 0 is placed; nothing is said of requests that it does not send."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text("adapter,rank,rate\nbusy,8,2\nidle,16,0\n")
@@ -188,9 +182,7 @@ def test_nothing_is_shown_of_adapters_without_a_request(
     assert ["rare", "8", "2e-06", "0", *dashes] in rows
 
 
-def test_servers_and_profiles_of_a_plan_are_named_briefly(
-    server: Profile, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_servers_and_profiles_of_a_plan_are_named_briefly(server: Profile, capsys: pytest.CaptureFixture[str]) -> None:
     """The servers of the tightest adapter are spans; of several profiles, which have margins of their own, the largest
     margin is named as such."""
     fleet = Workload([Adapter("hot", 8, 3.0)])
@@ -228,9 +220,7 @@ def test_servers_that_vllm_may_end_are_named(version: str, slots: int, dies: boo
         assert (said in "\n".join(map(str, lines))) == dies
 
 
-def test_moves_from_another_plan_are_not_shown(
-    plans: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_moves_from_another_plan_are_not_shown(plans: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """A plan that was made from one running plan is compared with any other plan by where adapters are in both."""
     alike = shown([plans[0], "--diff", plans[1]], capsys)
     replace(load_plan(plans[1]), moves=Moves((0, 5), (7, 3))).save(plans[1])

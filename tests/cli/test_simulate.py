@@ -53,9 +53,7 @@ def test_table_shows_metrics_and_verdict(fleet: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["simulate", "sweep"])
-def test_a_server_that_vllm_may_end_is_named(
-    command: str, fleet: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_vllm_may_end_is_named(command: str, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Drafts with fewer slots than adapters are named on one server as in a plan; with a slot for each they are not."""
     drafts = "speculation=eagle:num_speculative_tokens=1,acceptance=0.5"
     for slots, ahead, said in (("1", "true", 1), ("16", "true", 0), ("1", "false", 0)):
@@ -98,9 +96,7 @@ def test_what_a_full_server_refuses_is_not_the_clients(
     assert "What would help: max_num_queued_reqs 8." in out
 
 
-def test_hit_rates_are_printed_where_prefixes_are_cached(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hit_rates_are_printed_where_prefixes_are_cached(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server with prefix caching says which part of the prompts it found, in all and by adapter; others do not."""
     path, table = tmp_path / "sessions.csv", tmp_path / "adapters.csv"
     path.write_text("adapter,rank,rate,turns,think_s\na,8,1,4,5\nb,8,1,1,\n")

@@ -222,9 +222,7 @@ class Interrupting(AnalyticPredictor):
 PRESSED: list[bool] = []
 
 
-def test_ctrl_c_saves_the_best_plan_so_far(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_saves_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C in the middle: a whole, valid plan is saved, and the exit code is 130."""
     PRESSED.clear()
     monkeypatch.setattr("packer.solvers.evaluator.load_predictor", lambda *_, **__: Interrupting())
@@ -297,9 +295,7 @@ def test_from_keeps_the_limits_of_the_running_plan() -> None:
     assert objective_of(replace(old, objective="recommend")) == "slo"
 
 
-def test_compare_shows_every_outcome(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_shows_every_outcome(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every combination has its row, failing ones with what is wrong; rows and plot are written."""
     monkeypatch.setattr("packer.planning.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     names = ["--solvers", "greedy,maxbase,spread", "--objectives", "gpus,latency"]
@@ -316,9 +312,7 @@ def test_compare_shows_every_outcome(
     assert Path("plot.svg").read_text().startswith("<?xml")
 
 
-def test_compare_sweeps_over_sizes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_sweeps_over_sizes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With --sweep adapters=… there is a row for each size, and the plot has curves."""
     monkeypatch.setattr("packer.planning.compare.TwinPredictor", lambda seed: AnalyticPredictor())
     sweep = ["--sweep", "adapters=20:80:20", "--solvers", "greedy,greedy-paper"]

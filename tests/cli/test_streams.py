@@ -283,17 +283,13 @@ def test_each_kind_of_plug_in_is_named_whatever_it_does(
     """One of several of a package; also where it raises nothing, but what it returns can't be used."""
     (tmp_path / "others.py").write_text(OTHERS.replace("{act!r}", repr(act)))
     (tmp_path / "others-1.0.dist-info").mkdir()
-    (tmp_path / "others-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: others\nVersion: 1\n"
-    )
+    (tmp_path / "others-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1\n")
     groups = {"objectives": "Aim", "predictors": "Oracle", "tuning": "Trainer"}
     entries = "".join(f"[packer.{group}]\nmine = others:{each}\n" for group, each in groups.items())
     (tmp_path / "others-1.0.dist-info" / "entry_points.txt").write_text(entries)
     (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,0.1\n")
     monkeypatch.chdir(tmp_path)
-    assert (
-        run([*["solve", "f.csv", "--objective", "gpus", "--predictor", "tree", "-o", "plan.json", "-q"]]) == 0
-    )
+    assert run([*["solve", "f.csv", "--objective", "gpus", "--predictor", "tree", "-o", "plan.json", "-q"]]) == 0
     monkeypatch.syspath_prepend(tmp_path)
     registry._entries.cache_clear()
     try:
@@ -316,9 +312,7 @@ def test_settings_that_numba_refuses_are_bad_input(value: str, tmp_path: Path) -
 
 def test_a_warning_with_a_traceback_is_one_line() -> None:
     """Numba warns of a setting that is no number with the traceback of its own error."""
-    program = (
-        "import warnings; from packer.cli.streams import prepare; prepare(); warnings.warn('a\\nTraceback b')"
-    )
+    program = "import warnings; from packer.cli.streams import prepare; prepare(); warnings.warn('a\\nTraceback b')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "packer: a\n")
 

@@ -33,9 +33,7 @@ def test_rows_go_to_a_file(fleet: str, tmp_path: Path) -> None:
     assert pl.read_csv(csv, schema=frame.schema).equals(frame)
 
 
-def test_table_names_max_pack(
-    fleet: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_names_max_pack(fleet: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says how far each server goes, and when the grid ended before it did."""
     monkeypatch.setenv("COLUMNS", "160")
     assert run(["sweep", fleet, *ARGUMENTS[:-1]]) == 0
@@ -99,9 +97,7 @@ def test_an_interrupt_keeps_what_is_there(
         (["--output", "no/such/folder/rows.csv"], "no directory"),
     ],
 )
-def test_bad_options_are_told(
-    fleet: str, extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_told(fleet: str, extra: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Nonsense on the command line costs exit code 2 and one message with the rule, before anything runs."""
     assert run(["sweep", fleet, "--quiet", *extra]) == 2
     told = capsys.readouterr().err

@@ -76,9 +76,7 @@ def test_seeds_average_the_training(fleet: str, capsys: pytest.CaptureFixture[st
     assert both["tuning"]["tok_s"] == pytest.approx(sum(alone) / 2)
 
 
-def test_sweep_sets_policies_side_by_side(
-    fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_sets_policies_side_by_side(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One row for each policy and rate, with the parameter that trains most within the limits."""
     rows = tmp_path / "rows.csv"
     arguments = ["sweep", fleet, "--max-loras", "2", "--duration", "60", "--rate-factors", "1,2"]

@@ -19,10 +19,7 @@ Capture = pytest.CaptureFixture[str]
 def test_generate_and_describe(tmp_path: Path, capsys: Capture) -> None:
     """A generated fleet is as its options say, and its description counts it right."""
     path = str(tmp_path / "f.csv")
-    assert (
-        run(["workload", "generate", "--adapters", "12", "--rates", "0.1,0.2", "--ranks", "8,16", "-o", path])
-        == 0
-    )
+    assert run(["workload", "generate", "--adapters", "12", "--rates", "0.1,0.2", "--ranks", "8,16", "-o", path]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     assert "12 adapters, 1.8 req/s" in err
@@ -52,9 +49,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_power_law_and_lengths(tmp_path: Path) -> None:
     """A total rate is shared by a power law, and mean lengths are those given."""
     path = tmp_path / "f.yaml"
-    words = (
-        "workload generate --adapters 5 --total-rate 10 --exponent 2 --input-tokens 50 --output-tokens 60 -qo"
-    )
+    words = "workload generate --adapters 5 --total-rate 10 --exponent 2 --input-tokens 50 --output-tokens 60 -qo"
     assert run([*words.split(), str(path)]) == 0
     fleet = read_workload(path)
     assert fleet.rate == pytest.approx(10.0)
@@ -72,9 +67,7 @@ def test_generated_sessions(tmp_path: Path, capsys: Capture) -> None:
     said = " ".join(capsys.readouterr().out.split())
     assert "Sessions: a request is in one of 4 turns on average" in said
     assert "Shared prefixes: 100 tokens" in said
-    assert (
-        run(["workload", "generate", "--adapters", "3", "--think-s", "9", "-o", str(tmp_path / "g.csv")]) == 2
-    )
+    assert run(["workload", "generate", "--adapters", "3", "--think-s", "9", "-o", str(tmp_path / "g.csv")]) == 2
     assert "--turns" in capsys.readouterr().err
 
 
@@ -125,9 +118,7 @@ def test_from_trace_replay(tmp_path: Path, capsys: Capture) -> None:
     """With --replay every request is kept as it was, which no hour's rates stand for; adapters and ranks are the
     trace's."""
     trace = tmp_path / "trace.csv"
-    trace.write_text(
-        "timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n8000,b,16,1,1\n"
-    )
+    trace.write_text("timestamp,adapter,rank,input_tokens,output_tokens\n0,a,8,5,6\n4,b,16,7,8\n8000,b,16,1,1\n")
     path = tmp_path / "f.json"
     assert run(["workload", "from-log", str(trace), "--replay", "-o", str(path)]) == 0
     assert "rates: the mean" in capsys.readouterr().err
@@ -185,9 +176,7 @@ def test_an_estimate_that_would_not_start_says_so(root: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     "command", ["solve --no-verify", "memory --max-loras 8 --max-lora-rank 8", "simulate --max-loras 8"]
 )
-def test_whoever_uses_an_estimate_says_so(
-    command: str, toy_profile: Profile, tmp_path: Path, capsys: Capture
-) -> None:
+def test_whoever_uses_an_estimate_says_so(command: str, toy_profile: Profile, tmp_path: Path, capsys: Capture) -> None:
     """A result that rests on an estimated profile says so, also where tables are not printed."""
     write_profile(toy_profile, tmp_path / "toy.toml")
     (tmp_path / "f.csv").write_text("adapter,rank,rate\na,8,0.1\n")
@@ -209,10 +198,7 @@ def test_ranks_are_given_and_never_assumed(
     """A trace, a log without ranks: an error that says how to give them, with one meaning in all commands."""
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text("timestamp,adapter,input_tokens,output_tokens\n0,a,5,6\n4,b,7,8\n")
-    rows = [
-        {"time": 4 * k, "model": name, "prompt_tokens": 5, "completion_tokens": 6}
-        for k, name in enumerate("ab")
-    ]
+    rows = [{"time": 4 * k, "model": name, "prompt_tokens": 5, "completion_tokens": 6} for k, name in enumerate("ab")]
     Path("log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     Path("ranks.csv").write_text("adapter,rank\na,8\n")
     for source in ("from-log t.csv", "from-log log.jsonl"):

@@ -79,8 +79,7 @@ def exported() -> Callable[[Plan, str], dict[str, str]]:
             options = Options(sources={each: f"s3://loras/{each}" for each in plan.workload.names})
         engine = dataclasses.replace(plan.bins[0].profile.engine, name=FORMATS[name].engine or "vllm")
         bins = [
-            dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine))
-            for item in plan.bins
+            dataclasses.replace(item, profile=dataclasses.replace(item.profile, engine=engine)) for item in plan.bins
         ]
         fleet = plan.workload
         if engine.name == "sglang":  # refuses names with spaces at their ends

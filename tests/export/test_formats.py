@@ -58,9 +58,7 @@ def test_output_is_ascii_and_reproducible(
 @pytest.mark.parametrize("name", FORMATS)
 def test_infeasible_plans_are_not_exported(toy_plan: Callable[..., Plan], name: str) -> None:
     """There is nothing to run when an adapter has no server."""
-    plan = dataclasses.replace(
-        toy_plan(["a", "b"]), status=Status.INFEASIBLE, unplaced=(1,), reasons=("Too hot.",)
-    )
+    plan = dataclasses.replace(toy_plan(["a", "b"]), status=Status.INFEASIBLE, unplaced=(1,), reasons=("Too hot.",))
     with pytest.raises(IncompatibleError, match="Too hot"):
         export_plan(plan, name)
 
@@ -96,15 +94,11 @@ def test_adapters_stay_inside_their_folder(hostile_plan: Plan) -> None:
 def test_any_names_survive_yaml_and_json(toy_plan: Callable[..., Plan], chosen: list[str]) -> None:
     """Whatever adapters are called, parsing the exports gives exactly these names back."""
     plan = toy_plan(chosen, gpus=1)
-    documents = list(
-        yaml.safe_load_all(export_plan(plan, "k8s", Options(adapters_claim="adapters"))["packer.yaml"])
-    )
+    documents = list(yaml.safe_load_all(export_plan(plan, "k8s", Options(adapters_claim="adapters"))["packer.yaml"]))
     settings_text = yaml.safe_load(documents[0]["data"]["vllm.yaml"])
     assert {json.loads(item)["name"] for item in settings_text["lora-modules"]} == set(chosen)
     adapters = list(
-        yaml.safe_load_all(
-            export_plan(plan, "aibrix", Options(adapters_claim="adapters"))["model-adapters.yaml"]
-        )
+        yaml.safe_load_all(export_plan(plan, "aibrix", Options(adapters_claim="adapters"))["model-adapters.yaml"])
     )
     assert {each["metadata"]["annotations"]["packer/adapter"] for each in adapters} == set(chosen)
     routing = export_plan(plan, "routing")["routing.json"]

@@ -60,9 +60,7 @@ def test_a_server_that_is_off_for_less_than_it_takes_to_start_stays_on(
 ) -> None:
     """Spans at most a start-up time apart, also over midnight, are one; without a longer gap there is no trigger."""
     text = scaled_objects({"gpu-0": running}, startup_s=7200.0)
-    found = [
-        each for document in yaml.safe_load_all(text) if document for each in document["spec"]["triggers"]
-    ]
+    found = [each for document in yaml.safe_load_all(text) if document for each in document["spec"]["triggers"]]
     assert [(each["metadata"]["start"], each["metadata"]["end"]) for each in found] == triggers
 
 

@@ -62,9 +62,7 @@ def test_nothing_of_a_name_is_on_the_command_line(hostile_plan: Plan) -> None:
 def test_selectors_match_their_own_pods_only(hostile_plan: Plan) -> None:
     """A Service selects the pods of its server and of no other."""
     documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
-    pods = [
-        each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"
-    ]
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in documents if each["kind"] == "Deployment"]
     for number, service in enumerate(each for each in documents if each["kind"] == "Service"):
         selector = service["spec"]["selector"].items()
         assert [selector <= pod.items() for pod in pods] == [k == number for k in range(3)]
@@ -89,9 +87,7 @@ def test_aibrix_resources(hostile_plan: Plan) -> None:
     sources = {name: f"acme/lora-{k}" for k, name in enumerate(hostile_plan.workload.names)}
     files = export_plan(hostile_plan, "aibrix", Options(sources=sources))
     servers = validated(files["servers.yaml"])
-    assert not any(
-        "lora-modules" in each["data"]["vllm.yaml"] for each in servers if each["kind"] == "ConfigMap"
-    )
+    assert not any("lora-modules" in each["data"]["vllm.yaml"] for each in servers if each["kind"] == "ConfigMap")
     adapters = list(yaml.safe_load_all(files["model-adapters.yaml"]))
     assert {each["metadata"]["annotations"]["packer/adapter"] for each in adapters} == set(sources)
     assert len({each["metadata"]["name"] for each in adapters}) == len(sources)
@@ -123,9 +119,7 @@ def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
     for each in yaml.safe_load_all(files["model-adapters.yaml"]):
         selected = each["spec"]["podSelector"]["matchLabels"].items()
         index = hostile_plan.workload.names.index(each["metadata"]["annotations"]["packer/adapter"])
-        assert [selected <= pod.items() for pod in pods] == [
-            index in item.adapters for item in hostile_plan.bins
-        ]
+        assert [selected <= pod.items() for pod in pods] == [index in item.adapters for item in hostile_plan.bins]
     assert all(pod["adapter.model.aibrix.ai/enabled"] == "true" for pod in pods)
 
 
@@ -151,9 +145,7 @@ def test_images_have_the_tags_of_releases(hostile_plan: Plan, version: str, tag:
     profile = hostile_plan.bins[0].profile
     other = replace(profile, engine=replace(profile.engine, version=version))
     plan = replace(hostile_plan, bins=tuple(replace(item, profile=other) for item in hostile_plan.bins))
-    specs = yaml.safe_load(export_plan(plan, "helm", OPTIONS)["values.yaml"])["servingEngineSpec"][
-        "modelSpec"
-    ]
+    specs = yaml.safe_load(export_plan(plan, "helm", OPTIONS)["values.yaml"])["servingEngineSpec"]["modelSpec"]
     assert {spec["tag"] for spec in specs} == {tag}
 
 
@@ -172,9 +164,7 @@ def test_helm_values_and_adapters(hostile_plan: Plan) -> None:
     adapters = list(yaml.safe_load_all(files["lora-adapters.yaml"]))
     placed = {(each["spec"]["baseModel"], each["spec"]["adapterSource"]["adapterName"]) for each in adapters}
     names = hostile_plan.workload.names
-    assert placed == {
-        (f"gpu-{k}", names[i]) for k, item in enumerate(hostile_plan.bins) for i in item.adapters
-    }
+    assert placed == {(f"gpu-{k}", names[i]) for k, item in enumerate(hostile_plan.bins) for i in item.adapters}
     assert len({each["metadata"]["name"] for each in adapters}) == len(adapters)
     assert all(DNS.fullmatch(each["metadata"]["name"]) for each in adapters)
 

@@ -34,9 +34,7 @@ def of_kinds(plan: Plan, *kinds: str) -> Plan:
 def pods(plan: Plan, name: str, options: Options) -> list[dict[str, Any]]:
     """The specs of the pods of a format's servers."""
     files = export_plan(plan, name, options)
-    documents = [
-        each for text in files.values() for each in yaml.safe_load_all(text) if isinstance(each, dict)
-    ]
+    documents = [each for text in files.values() for each in yaml.safe_load_all(text) if isinstance(each, dict)]
     if name == "helm":
         specs = documents[0]["servingEngineSpec"]["modelSpec"]
         keep = "nodeSelectorTerms"

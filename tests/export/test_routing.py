@@ -41,8 +41,7 @@ def test_json_holds_servers_and_shares(hostile_plan: Plan) -> None:
     """Every adapter is routed to its servers, and shares of a replicated one sum to 1."""
     document = json.loads(export_plan(hostile_plan, "routing")["routing.json"])
     found = {
-        name: {place["server"]: place["share"] for place in places}
-        for name, places in document["adapters"].items()
+        name: {place["server"]: place["share"] for place in places} for name, places in document["adapters"].items()
     }
     want = planned(hostile_plan)
     assert set(found) == set(want)
@@ -128,9 +127,7 @@ def test_nginx_map_routes_every_name(hostile_plan: Plan, tmp_path: Path) -> None
             assert [row["args"][0] for row in split["block"]] == sorted(places)
     assert look_up(rows, "unknown") == ""
     keys = {block["args"][0] for block in blocks if block["directive"] == "split_clients"}
-    by_session = next(
-        b["block"] for b in blocks if b["directive"] == "map" and b["args"][1] == "$packer_session"
-    )
+    by_session = next(b["block"] for b in blocks if b["directive"] == "map" and b["args"][1] == "$packer_session")
     assert keys == {"$packer_session"}
     assert [row["directive"] for row in by_session] == ["default", ""]
 
@@ -195,9 +192,7 @@ def test_envoy_routes_every_name(hostile_plan: Plan) -> None:
     for route in routes:
         key = route["match"]["headers"][0]["string_match"]["exact"]
         action = route["route"]
-        parts = action.get(
-            "weighted_clusters", {"clusters": [{"name": action.get("cluster"), "weight": 10_000}]}
-        )
+        parts = action.get("weighted_clusters", {"clusters": [{"name": action.get("cluster"), "weight": 10_000}]})
         found[key] = {part["name"]: part["weight"] / 10_000 for part in parts["clusters"]}
         assert set(found[key]) <= clusters
     for name, places in planned(hostile_plan).items():
@@ -289,8 +284,7 @@ def nginx(hostile_plan: Plan, tmp_path: Path) -> Iterator[tuple[int, list[int]]]
         text = text.replace(f"server 127.0.0.1:{8000 + gpu};", f"server 127.0.0.1:{real};")
     (tmp_path / "packer.conf").write_text(text.replace("listen 8080", f"listen 127.0.0.1:{port}"))
     folders = " ".join(
-        f"{name}_temp_path {tmp_path}/{name};"
-        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
     main = tmp_path / "nginx.conf"
     main.write_text(
@@ -316,9 +310,7 @@ def test_real_nginx_routes_every_name(hostile_plan: Plan, nginx: tuple[int, list
     port, servers = nginx
 
     def reached(key: str) -> int:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", headers={"X-Adapter": key}
-        )
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", headers={"X-Adapter": key})
         with urllib.request.urlopen(request, timeout=20) as answer:
             return servers.index(int(answer.read()))
 

@@ -113,9 +113,7 @@ def test_kserve(toy_plan: Callable[..., Plan], sources: dict[str, str]) -> None:
         assert lora["maxCpuAdapters"] == 2 * len(item.adapters)
         assert {each["name"] for each in lora["adapters"]} == {plan.workload.names[i] for i in item.adapters}
         containers = [{"image": "x", **each} for each in service["spec"]["template"]["containers"]]
-        (first,) = service["spec"]["template"][
-            "initContainers"
-        ]  # KServe merges its own one of this name with it
+        (first,) = service["spec"]["template"]["initContainers"]  # KServe merges its own one of this name with it
         assert (first["name"], first["env"][0]["name"]) == ("storage-initializer", "HF_TOKEN")
         pod({"containers": containers})
         flags = containers[0]["env"][0]["value"]
@@ -148,9 +146,7 @@ def test_dynamo(plan: Plan, sources: dict[str, str]) -> None:
     """The graph and its DynamoModels are as NVIDIA's types demand, and each model finds its worker."""
     files = export_plan(plan, "dynamo", Options(sources=sources, **ALL))
     (graph,) = resources(files["graph.yaml"], "dynamo")
-    workers = {
-        each["modelRef"]["name"]: each for each in graph["spec"]["services"].values() if "modelRef" in each
-    }
+    workers = {each["modelRef"]["name"]: each for each in graph["spec"]["services"].values() if "modelRef" in each}
     for worker in workers.values():
         pod({"containers": [{"name": "main", **worker["extraPodSpec"]["mainContainer"]}]})
         assert "--enable-lora" in worker["extraPodSpec"]["mainContainer"]["args"]
@@ -217,9 +213,7 @@ def test_llm_d(plan: Plan, sources: dict[str, str]) -> None:
         reached = [k for k, labels in enumerate(pods) if labels[rule["key"]] in rule["values"]]
         assert reached == [k for k, item in enumerate(plan.bins) if index in item.adapters]
         shares = [item.shares[item.adapters.index(index)] for item in plan.bins if index in item.adapters]
-        assert _drawn(profiles[name][1:], plugins, [pods[k] for k in reached]) == pytest.approx(
-            shares, abs=1e-5
-        )
+        assert _drawn(profiles[name][1:], plugins, [pods[k] for k in reached]) == pytest.approx(shares, abs=1e-5)
 
 
 def _drawn(used: list[dict[str, Any]], plugins: dict[str, Any], pods: list[dict[str, str]]) -> list[float]:
@@ -266,9 +260,7 @@ def test_sglang(plan: Plan, exported: Callable[[Plan, str], dict[str, str]]) -> 
 
 def test_sglang_is_started_in_the_widths_that_were_simulated(plan: Plan) -> None:
     """An FP8 cache and weights that the engine quantises itself are flags, by SGLang's names."""
-    profile = estimate_profile(
-        "Qwen/Qwen3-8B", "h200", engine_name="sglang", quantization="fp8", kv_cache_dtype="fp8"
-    )
+    profile = estimate_profile("Qwen/Qwen3-8B", "h200", engine_name="sglang", quantization="fp8", kv_cache_dtype="fp8")
     bins = tuple(replace(each, profile=profile) for each in plan.bins)
     files = export_plan(replace(plan, bins=bins), "sglang")
     command = json.loads(files["args.json"])[0]["command"]

@@ -43,9 +43,7 @@ class Script:
         self.process: subprocess.Popen[bytes] | None = None
         (folder / "start.sh").write_text(text.replace("sleep 1", "sleep 0.3"))
 
-    def start(
-        self, vllm: str, *, launcher: str = 'exec "$0" "$FOLDER/start.sh" all'
-    ) -> subprocess.Popen[bytes]:
+    def start(self, vllm: str, *, launcher: str = 'exec "$0" "$FOLDER/start.sh" all') -> subprocess.Popen[bytes]:
         """Run the script, with what runs as `vllm` there, in a process group of its own."""
         (self.folder / "vllm").write_text(f"#!/bin/sh\n{vllm}")
         (self.folder / "vllm").chmod(0o755)
@@ -146,9 +144,7 @@ def test_a_server_that_dies_is_named_at_once(script: Script) -> None:
 
 def test_the_worst_status_is_the_scripts(script: Script) -> None:
     """When all servers have ended, the script fails if one of them did, and has named each."""
-    process = script.start(
-        'case "$CUDA_VISIBLE_DEVICES" in 0) exit 0 ;; 1) exit 9 ;; *) kill -9 $$ ;; esac\n'
-    )
+    process = script.start('case "$CUDA_VISIBLE_DEVICES" in 0) exit 0 ;; 1) exit 9 ;; *) kill -9 $$ ;; esac\n')
     assert process.wait(timeout=20) == 137
     for number, status in enumerate((0, 9, 137)):
         assert f"server {number} ended with status {status}" in script.errors()

@@ -56,11 +56,7 @@ def test_json_arguments_hold_the_plan(hostile_plan: Plan) -> None:
         assert int(flag(command, "--max-loras")) == hostile_plan.bins[gpu].max_loras
         assert int(flag(command, "--max-lora-rank")) == hostile_plan.bins[gpu].max_lora_rank
         # as simulated, host memory holds every adapter, also those of a server that is lost
-        assert (
-            int(flag(command, "--max-cpu-loras"))
-            == hostile_plan.workload.n_loras
-            > len(expected(hostile_plan, gpu))
-        )
+        assert int(flag(command, "--max-cpu-loras")) == hostile_plan.workload.n_loras > len(expected(hostile_plan, gpu))
         modules = parse_lora_modules(command[command.index("--lora-modules") + 1 :])
         assert set(modules) == expected(hostile_plan, gpu)
         assert len(set(modules.values())) == len(modules)
@@ -114,12 +110,9 @@ def test_what_was_simulated_is_started(
         "data_parallel_size": 2,
     }
     bins = tuple(
-        replace(each, profile=replace(each.profile, engine=replace(each.profile.engine, **own)))
-        for each in plan.bins
+        replace(each, profile=replace(each.profile, engine=replace(each.profile.engine, **own))) for each in plan.bins
     )
-    (told, _) = (
-        entry["command"] for entry in json.loads(export_plan(replace(plan, bins=bins), "vllm")["args.json"])
-    )
+    (told, _) = (entry["command"] for entry in json.loads(export_plan(replace(plan, bins=bins), "vllm")["args.json"]))
     with pytest.raises(IncompatibleError, match="--format ray does not start servers of several"):
         export_plan(replace(plan, bins=bins), "ray", sources)
     at = told.index("--lora-target-modules")
@@ -234,9 +227,7 @@ def test_script_refuses_an_unknown_server(hostile_plan: Plan, tmp_path: Path) ->
 def test_script_starts_all(hostile_plan: Plan, tmp_path: Path) -> None:
     """`all` starts every server, each on its own GPU and port."""
     recorder = tmp_path / "vllm"
-    recorder.write_text(
-        f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $4" > {tmp_path}/started.$CUDA_VISIBLE_DEVICES\n'
-    )
+    recorder.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $4" > {tmp_path}/started.$CUDA_VISIBLE_DEVICES\n')
     recorder.chmod(0o755)
     script = tmp_path / "start.sh"
     script.write_text(export_plan(hostile_plan, "vllm")["start.sh"].replace("sleep 1", "sleep 0.3"))

@@ -47,9 +47,7 @@ def vllm_result(rate: float, output: int, tpot_ms: float, prompt: int = 500, n: 
         "max_output_tokens_per_s": 1e4,
         "max_concurrent_requests": 9,
         "rtfx": 0.0,
-        **{
-            f"{name}_{key}_ms": ms for key, ms in figures.items() for name in ("mean", "median", "std", "p99")
-        },
+        **{f"{name}_{key}_ms": ms for key, ms in figures.items() for name in ("mean", "median", "std", "p99")},
     }
 
 
@@ -219,9 +217,7 @@ def test_runs_bring_an_estimate_near_the_server(root: Path, tmp_path: Path) -> N
             for rate in (1.0, 5.0, 12.0)
         }
 
-        def tpot_ms(
-            profile: Profile, rate: float, fleets: dict[float, packer.Workload] = alone
-        ) -> tuple[float, float]:
+        def tpot_ms(profile: Profile, rate: float, fleets: dict[float, packer.Workload] = alone) -> tuple[float, float]:
             found = packer.simulate(fleets[rate], without_adapters(profile), max_loras=1, duration_s=60.0)
             return found.mean_tpot_ms, found.request_throughput
 

@@ -65,9 +65,7 @@ def test_kv_capacity_is_near_the_measured_one(root: Path, model: str, name: str)
     )
     assert len(known.memory.measured) > 20
     for max_loras, rank, tokens in known.memory.measured:
-        assert kv_cache_tokens(estimate, estimate.settings(max_loras, rank)) == pytest.approx(
-            tokens, rel=0.10
-        )
+        assert kv_cache_tokens(estimate, estimate.settings(max_loras, rank)) == pytest.approx(tokens, rel=0.10)
 
 
 def step_ms(profile: Profile, decodes: int, adapters: int, rank: int, context: int) -> float:
@@ -100,10 +98,7 @@ def test_every_gpu_gives_a_sound_profile(root: Path, gpu: str) -> None:
     assert profile.name == f"{gpu}/llama-3.1-8b-instruct"
     assert parse_profile(format_profile(profile)) == profile
     assert memory_error(profile, profile.settings(1, 8)) is None
-    assert (
-        profile.latency.coefficients["base_ms"]
-        > 1e3 * profile.model.weights_bytes / GPUS[gpu].bandwidth_bytes_s
-    )
+    assert profile.latency.coefficients["base_ms"] > 1e3 * profile.model.weights_bytes / GPUS[gpu].bandwidth_bytes_s
 
 
 def test_a_faster_gpu_is_faster_and_a_larger_one_holds_more(root: Path) -> None:
@@ -354,16 +349,12 @@ def test_a_server_is_started_with_the_widths_that_its_estimate_has() -> None:
 def test_tensor_parallel_groups(root: Path) -> None:
     """Two GPUs have twice the memory and the price, read weights in half the time, and pay for all-reduces."""
     model = dimensions(root, LLAMA)
-    one, two = (
-        estimate_profile(model, "h100-80gb", max_model_len=8192, tensor_parallel_size=n) for n in (1, 2)
-    )
+    one, two = (estimate_profile(model, "h100-80gb", max_model_len=8192, tensor_parallel_size=n) for n in (1, 2))
     assert (two.engine.tensor_parallel_size, two.name) == (2, "h100-80gb-x2/llama-3.1-8b-instruct")
     assert two.gpu.price_per_hour == 2 * (one.gpu.price_per_hour or 0.0)
     assert "price" in two.provenance
     assert two.memory.kv_budget_bytes > 2 * one.memory.kv_budget_bytes
-    assert (
-        one.memory.slot_bytes_per_rank < two.memory.slot_bytes_per_rank < 2 * one.memory.slot_bytes_per_rank
-    )
+    assert one.memory.slot_bytes_per_rank < two.memory.slot_bytes_per_rank < 2 * one.memory.slot_bytes_per_rank
     law, single = two.latency.coefficients, one.latency.coefficients
     assert single["base_ms"] / 2 < law["base_ms"] < single["base_ms"]
     slow = estimate_profile(model, "l40s", max_model_len=8192, tensor_parallel_size=2).latency.coefficients

@@ -32,9 +32,7 @@ def kernels_ms(profile: Profile, tokens: int, adapters: int, rank: int) -> float
     return float((features @ np.array(own))[0])
 
 
-def printed(
-    time_ms: Callable[[int, int, int], float], sizes: tuple[int, ...] = (1024, 16384), calls: int = 4
-) -> str:
+def printed(time_ms: Callable[[int, int, int], float], sizes: tuple[int, ...] = (1024, 16384), calls: int = 4) -> str:
     """What the benchmark prints, laid out as `torch.utils.benchmark.Compare` does (checked with torch 2.13)."""
     kernels = [
         "LORA_SHRINK() (bf16xbf16=>f32)",

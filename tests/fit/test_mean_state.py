@@ -36,23 +36,17 @@ def test_mean_state_reproduces_the_mean_step(true_profile: Profile, measured_run
     assert means[:-2] @ law / means[-1] == pytest.approx(means[-2] / means[-1])
 
 
-def test_fit_finds_the_law_that_made_the_runs(
-    true_profile: Profile, measured_runs: list[MeasuredRun]
-) -> None:
+def test_fit_finds_the_law_that_made_the_runs(true_profile: Profile, measured_runs: list[MeasuredRun]) -> None:
     """From a start that is wrong in every term the fit comes back to the law behind the runs."""
     true = true_profile.latency.coefficients
     wrong = LatencySpec("linear", {term: 1.6 * value for term, value in true.items()}, 512)
-    fitted = fit_mean_state(
-        replace(true_profile, latency=wrong), measured_runs, NO_MICRO, tuple(true), seed=1000
-    )
+    fitted = fit_mean_state(replace(true_profile, latency=wrong), measured_runs, NO_MICRO, tuple(true), seed=1000)
     found = fitted.latency.coefficients
     assert found["base_ms"] == pytest.approx(true["base_ms"], rel=0.15)
     assert found["per_adapter_ms"] == pytest.approx(true["per_adapter_ms"], rel=0.15)
 
 
-def test_equations_need_runs_with_a_measured_tpot(
-    true_profile: Profile, measured_runs: list[MeasuredRun]
-) -> None:
+def test_equations_need_runs_with_a_measured_tpot(true_profile: Profile, measured_runs: list[MeasuredRun]) -> None:
     """A run without TPOT gives no equation, no error and no weight to another run."""
     other, fast = measured_runs[1], replace(measured_runs[1], rates=measured_runs[1].rates * 50)
     blank = replace(measured_runs[0], metrics={"total_tok_s": 1.0})

@@ -51,9 +51,7 @@ def test_kv_tokens_of_a_measured_rtx_4090() -> None:
 
 def test_servers_that_do_not_start() -> None:
     """Weights that fill the card are refused; a context longer than the KV cache is a memory error."""
-    with pytest.raises(
-        IncompatibleError, match=r"no memory for a KV cache. What does: --tensor-parallel-size 2."
-    ):
+    with pytest.raises(IncompatibleError, match=r"no memory for a KV cache. What does: --tensor-parallel-size 2."):
         estimate_profile("openai/gpt-oss-120b", "h100-80gb", max_model_len=16000)
     with pytest.raises(IncompatibleError, match="2 x NVIDIA L40S"):
         estimate_profile("meta-llama/Llama-3.1-70B", "l40s", tensor_parallel_size=2)
@@ -68,9 +66,7 @@ def test_servers_that_do_not_start() -> None:
 def test_copies_of_keys_and_values_take_memory(model: str, elements: int) -> None:
     """Each of eight GPUs holds a KV head, or the compressed keys, of a token: slots and memory count in such tokens."""
     found, larger = (
-        estimate_profile(
-            model, "b200", tensor_parallel_size=8, max_model_len=8192, gpu_memory_utilization=share
-        )
+        estimate_profile(model, "b200", tensor_parallel_size=8, max_model_len=8192, gpu_memory_utilization=share)
         for share in (0.9, 0.95)
     )
     given, slots = with_engine(found, gpu_memory_utilization=0.95), found.settings(4, 16)
@@ -83,9 +79,7 @@ def test_copies_of_keys_and_values_take_memory(model: str, elements: int) -> Non
 def test_further_sequences_take_memory_on_each_gpu() -> None:
     """The sampler runs on every GPU of a group: a setting for a profile leaves no more KV cache than an estimate."""
     found, own = (
-        estimate_profile(
-            "Qwen/Qwen3-32B", "h100-80gb", tensor_parallel_size=4, max_model_len=8192, max_num_seqs=seqs
-        )
+        estimate_profile("Qwen/Qwen3-32B", "h100-80gb", tensor_parallel_size=4, max_model_len=8192, max_num_seqs=seqs)
         for seqs in (1024, 2048)
     )
     given, slots = with_engine(found, max_num_seqs=2048), found.settings(4, 16)
@@ -141,8 +135,7 @@ def test_defaults_are_those_of_the_card(gpu: str, version: str | None, seqs: int
 def test_an_fp8_cache_holds_twice_as_many_tokens() -> None:
     """`kv_cache_dtype` fp8 halves the bytes of a token, and the time to read them."""
     whole, half = (
-        estimate_profile("Qwen/Qwen3-8B", "h200", kv_cache_dtype=each, max_model_len=8192)
-        for each in ("auto", "fp8")
+        estimate_profile("Qwen/Qwen3-8B", "h200", kv_cache_dtype=each, max_model_len=8192) for each in ("auto", "fp8")
     )
     assert half.model.kv_bytes_per_token == whole.model.kv_bytes_per_token / 2
     law, other = half.latency.coefficients, whole.latency.coefficients

@@ -104,9 +104,7 @@ def test_kinds_that_are_not_supported_are_refused_by_name(name: str, reason: str
 
 def test_unknown_models_name_the_nearest() -> None:
     """A model that is not in the table is refused with the known ones, and with what else may be given."""
-    with pytest.raises(
-        UnknownNameError, match=r"Did you mean 'Qwen/Qwen3-8B'\? Any other: give .* config.json"
-    ):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'Qwen/Qwen3-8B'\? Any other: give .* config.json"):
         model_named("Qwen/Qwen3-8C")
 
 

@@ -39,16 +39,12 @@ def test_a_family_is_predicted_from_all_runs_of_the_others(
     """The errors are those of the shipped procedure: the fit without a family sees every run of the others."""
     seen: list[set[str]] = []
 
-    def fit_runs(
-        start: Profile, _profiling: Profiling, runs: Sequence[MeasuredRun], **_given: object
-    ) -> Profile:
+    def fit_runs(start: Profile, _profiling: Profiling, runs: Sequence[MeasuredRun], **_given: object) -> Profile:
         seen.append({run.run_id for run in runs})
         return start
 
     monkeypatch.setattr(pipeline, "fit_runs", fit_runs)
-    many = [
-        replace(run, run_id=f"{run.run_id}-{k}", duration_s=5.0) for k in range(9) for run in measured_runs
-    ]
+    many = [replace(run, run_id=f"{run.run_id}-{k}", duration_s=5.0) for k in range(9) for run in measured_runs]
     result = calibrate(true_profile, Profiling(), many)
     families = sorted({run.family for run in many})
     assert list(result.others) == families
@@ -83,10 +79,7 @@ def test_margin_grows_with_the_confidence(true_profile: Profile) -> None:
     """A higher confidence needs a margin at least as large."""
     profile = replace(
         true_profile,
-        errors={
-            f"capacity_margin_p{q}": v
-            for q, v in ((50, -0.01), (80, 0.01), (90, 0.02), (95, 0.03), (99, 0.06))
-        },
+        errors={f"capacity_margin_p{q}": v for q, v in ((50, -0.01), (80, 0.01), (90, 0.02), (95, 0.03), (99, 0.06))},
     )
     margins = [rate_margin(profile, c) for c in (0.5, 0.7, 0.9, 0.95, 0.97, 0.99)]
     assert margins == sorted(margins)

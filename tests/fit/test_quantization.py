@@ -34,9 +34,7 @@ def test_what_is_made_of_int4_experts_leaves_the_rest_in_bf16() -> None:
     model, one = model_named("moonshotai/Kimi-K2.5"), np.ones(1)
     found = quantized(model, "nvfp4")
     assert found.weights_bytes == model.weights_bytes
-    ours, plain = (
-        Roofline(each, datasheet("b200"), 4) for each in (found, replace(model, quantization=None))
-    )
+    ours, plain = (Roofline(each, datasheet("b200"), 4) for each in (found, replace(model, quantization=None)))
     assert ours._matrix_ms(one, 7168, 7168) == plain._matrix_ms(one, 7168, 7168)
     assert ours._expert_kernel() == ("experts_4", "4")
 

@@ -81,9 +81,7 @@ def test_ranks_share_the_experts_and_nothing_else(name: str, ranks: int) -> None
     one, group = Roofline(model, sheet, 1), Roofline(model, sheet, ranks)
     spread = Roofline(model, sheet, 1, ranks=ranks)
     experts = group._experts_ms(ranks * each) - one._experts_ms(each) + group._sum_ms(ranks * each, ranks)
-    assert spread.tokens_ms(ranks * each) == pytest.approx(
-        one.tokens_ms(each) + model.expert_layers * experts
-    )
+    assert spread.tokens_ms(ranks * each) == pytest.approx(one.tokens_ms(each) + model.expert_layers * experts)
     assert np.array(spread.context_ms()) == pytest.approx(np.array(one.context_ms()) / ranks)
     assert spread.attended_ms() == one.attended_ms()
     assert one.prefill_apart_ms() == group.prefill_apart_ms() == 0.0

@@ -44,8 +44,7 @@ def plan_of(profile: Profile) -> Callable[[list[dict[str, float]]], Plan]:
         adapters = [Adapter(name, 8 * (name != "tiny"), 1.0) for name in names]
         fleet = Workload(adapters, Lengths.gamma(20, 0.5, high=60), Lengths.gamma(8, 0.5, high=20), 0.0)
         bins = tuple(
-            Bin(tuple(names.index(n) for n in own), small.settings(4, 8), small, tuple(own.values()))
-            for own in placed
+            Bin(tuple(names.index(n) for n in own), small.settings(4, 8), small, tuple(own.values())) for own in placed
         )
         return Plan(fleet, bins, Evaluations.of([]), Status.FEASIBLE, "gpus", "test", "twin")
 
@@ -302,9 +301,7 @@ def test_a_plan_goes_to_the_servers_that_have_room_for_it(
     """Adapters stay where they are only if the plan's other adapters of that server have room beside them."""
     plan = plan_of([{"c": 1.0, "d": 1.0, "e": 1.0, "g": 1.0}, {"a": 1.0, "b": 1.0}])
     near = replace(fleet, servers=(replace(fleet.servers[0], room=5), replace(fleet.servers[1], room=3)))
-    with pytest.raises(
-        IncompatibleError, match="gpu-0 has room for 5 adapters, and would hold 7, 1 of them not of"
-    ):
+    with pytest.raises(IncompatibleError, match="gpu-0 has room for 5 adapters, and would hold 7, 1 of them not of"):
         run(plan_of([dict.fromkeys("abcdeg", 1.0), {"h": 1.0}]), near)
     assert run(plan, near) == []
     assert [set(each.adapters) for each in servers] == [set("cdefg"), set("ab")]

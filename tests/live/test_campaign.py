@@ -63,9 +63,7 @@ def test_results_of_another_server_are_refused(launch: Launch, session: Session,
     begin(replace(launch, name="other", startup_timeout_s=1.0, environment={"TOKEN": "hidden"}))
     visible = {"TOKEN": "hidden", "CUDA_VISIBLE_DEVICES": "3"}
     begin(replace(launch, environment=visible))
-    with pytest.raises(
-        ValidationError, match=r"launched: .*other values of model, environment; give another"
-    ):
+    with pytest.raises(ValidationError, match=r"launched: .*other values of model, environment; give another"):
         begin(replace(launch, model="other"))
     begin(launch, "http://127.0.0.1:1")
     with pytest.raises(ValidationError, match="other values of url"):
@@ -124,9 +122,7 @@ def test_a_server_that_dies_is_reported_and_restarted(
     assert not (tmp_path / "s" / "one" / "done.json").exists()
 
 
-def test_a_hang_ends_within_its_limit(
-    with_fault: Callable[..., Launch], session: Session, tmp_path: Path
-) -> None:
+def test_a_hang_ends_within_its_limit(with_fault: Callable[..., Launch], session: Session, tmp_path: Path) -> None:
     """The load is cut short by the stall limit and says so; the server is stopped all the same."""
     launch = replace(with_fault("hang:3"), stall_timeout_s=0.3)
     long = replace(session, tasks=(replace(session.tasks[0], duration_s=30.0),))
@@ -166,9 +162,7 @@ def test_a_memory_error_is_a_result_for_every_load(
     assert not (tmp_path / "s" / "server.log").exists()
 
 
-def test_emulated_slots_that_leave_nothing_start_no_server(
-    launch: Launch, session: Session, tmp_path: Path
-) -> None:
+def test_emulated_slots_that_leave_nothing_start_no_server(launch: Launch, session: Session, tmp_path: Path) -> None:
     """The emulated budget is spent: a memory error without a start."""
     full = replace(session, options=replace(session.options, kv_cache_bytes=0))
     outcomes = run(launch, full, tmp_path)
@@ -272,9 +266,7 @@ def test_a_calibration_without_a_server_says_why(
     """No profile comes from nothing; the message has the server's reason, or says that the budget ended."""
     with pytest.raises(LiveError, match="No available memory"):
         calibrate(with_fault("memory"), tmp_path, servers=(Settings(8, 16),))
-    with pytest.raises(
-        LiveError, match=r"too short\. The budget ended .* the same command goes on from here\."
-    ):
+    with pytest.raises(LiveError, match=r"too short\. The budget ended .* the same command goes on from here\."):
         calibrate(with_fault(""), tmp_path / "late", servers=(Settings(8, 16),), budget_s=0.0)
     with pytest.raises(LiveError, match=r"http://127\.0\.0\.1:9 can't be reached: .*refused"):
         calibrate_url("http://127.0.0.1:9", profile, tmp_path / "off", settings=Settings(8, 16))

@@ -105,9 +105,7 @@ def test_adapters_that_leave_together_are_waited_for_together(
     """The time for requests to end is that of a change, not of each adapter that leaves: their routes end at once."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda s: setattr(clock, "now", clock.now + s)
-    monkeypatch.setattr(
-        act, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep, time=lambda: 0.0)
-    )
+    monkeypatch.setattr(act, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep, time=lambda: 0.0))
     servers[0].busy = {"a", "b", "f"}
     assert len(made.carry_out(Change(0.0, unload=tuple((0, name) for name in "abf")))) == 3
     assert clock.now < 2.0 * made.fleet.limits.drain_s

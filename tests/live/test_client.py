@@ -90,9 +90,7 @@ def test_macos_refuses_to_open_as_many_files_as_its_hard_limit_says(
     assert taken == [10_240]
 
 
-def test_a_hanging_server_ends_the_run(
-    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
-) -> None:
+def test_a_hanging_server_ends_the_run(with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path) -> None:
     """No token for the stall limit: the run ends early, says why and keeps what was measured before."""
     with LiveServer(with_fault("hang:5"), SLOTS, tmp_path) as server:
         assert server.start() is None
@@ -102,9 +100,7 @@ def test_a_hanging_server_ends_the_run(
     assert len(result.done) >= 5
 
 
-def test_errors_are_counted_by_message(
-    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
-) -> None:
+def test_errors_are_counted_by_message(with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path) -> None:
     """Failed requests carry the server's words; a server that fails them all ends the run."""
     with LiveServer(with_fault("http500"), SLOTS, tmp_path) as server:
         assert server.start() is None
@@ -114,9 +110,7 @@ def test_errors_are_counted_by_message(
     assert next(iter(result.errors)).startswith("HTTP 500")
 
 
-def test_one_refused_adapter_fails_alone(
-    with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path
-) -> None:
+def test_one_refused_adapter_fails_alone(with_fault: Callable[..., Launch], fleet: Workload, tmp_path: Path) -> None:
     """Requests of an adapter that the server refuses fail; the others are served."""
     with LiveServer(with_fault("refuse:a1"), SLOTS, tmp_path) as server:
         assert server.start() is None
@@ -308,9 +302,7 @@ def test_a_key_opens_the_server_and_is_in_no_file(
     assert all("HTTP 401" in message and "wrong key: ***" in message for message in wrong.errors)
     for path in tmp_path.rglob("*"):
         if path.is_file():
-            assert not {secret.encode(), b"sk-wrong"} & set(
-                re.findall(rb"sk-[0-9a-z]+", path.read_bytes())
-            ), path
+            assert not {secret.encode(), b"sk-wrong"} & set(re.findall(rb"sk-[0-9a-z]+", path.read_bytes())), path
 
 
 def test_the_client_imports_little() -> None:

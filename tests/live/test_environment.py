@@ -88,9 +88,7 @@ def test_further_names_of_the_base_model_are_no_adapters() -> None:
     assert found == [(["m", "alias"], ["a"]), (["m"], ["a"]), ([], ["a"]), ([], [])]
 
 
-def test_setup_tells_scripts_where_the_launch_file_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_setup_tells_scripts_where_the_launch_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """--json gives the path, --quiet nothing, neither the command that comes next."""
     monkeypatch.setattr(setup, "setup_cpu", lambda folder, **_: folder / "launch.toml")
     command, launch = ["live", "setup-cpu", str(tmp_path)], str(tmp_path / "launch.toml")

@@ -55,9 +55,7 @@ def fast(faults: dict[str, Fault]) -> list[str]:
     return [name for name, fault in faults.items() if not fault.slow]
 
 
-def check(
-    fault: Fault, words: list[str], code: int, server: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
+def check(fault: Fault, words: list[str], code: int, server: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     """Run a command against a server with this fault."""
     server.raw = {fault.path: fault.answer}
     found = run(words)
@@ -172,9 +170,7 @@ def test_an_idle_connection_is_not_used_again(server: StandIn, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("begin", "separators"), [(b"data: ", (", ", ": ")), (b"data:", (",", ":"))])
-def test_a_gateway_may_write_events_in_its_own_way(
-    begin: bytes, separators: tuple[str, str], server: StandIn
-) -> None:
+def test_a_gateway_may_write_events_in_its_own_way(begin: bytes, separators: tuple[str, str], server: StandIn) -> None:
     """Spaces in JSON, and none after the field's name: the events are vLLM's all the same."""
     objects = (TOKEN, TOKEN, usage(prompt_tokens=5, completion_tokens=2))
     lines = [*(json.dumps(each, separators=separators).encode() for each in objects), DONE]

@@ -85,9 +85,7 @@ def predict(latency: dict[str, float], decodes: float, prefill: float, slot_rank
 def test_the_law_comes_back() -> None:
     """Predictions of the fitted law agree with the true one at states of light and full batches."""
     logs = {rank: make_steps(rank, seed=rank) for rank in (8, 32)}
-    latency, errors = from_log.fit_step_law(
-        [from_log.from_steps(s, Settings(8, rank)) for rank, s in logs.items()]
-    )
+    latency, errors = from_log.fit_step_law([from_log.from_steps(s, Settings(8, rank)) for rank, s in logs.items()])
     coefficients = dict(latency.coefficients)
     for decodes, prefill, rank in ((1, 0, 8), (32, 0, 8), (64, 0, 32), (16, 200, 32)):
         tokens = decodes + prefill

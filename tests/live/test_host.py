@@ -12,9 +12,7 @@ from packer.live.fleet_file import Host, StepLimits
 
 @pytest.mark.parametrize("status", [401, 0])
 @pytest.mark.parametrize("before", range(host.ERROR_TEXT - 60, host.ERROR_TEXT, 5))
-def test_a_long_error_shows_no_part_of_the_key(
-    before: int, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_error_shows_no_part_of_the_key(before: int, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some servers repeat the key; it is masked before an error is cut to its length."""
     key = "sesame-4711" * 4
     monkeypatch.setattr(host, "get", lambda *_: (status, "." * before + key))

@@ -19,9 +19,7 @@ from packer.workload import Workload
 from tests.live.loads import job
 
 
-def test_a_process_of_its_own_gives_the_same_kind_of_result(
-    url: str, fleet: Workload, tmp_path: Path
-) -> None:
+def test_a_process_of_its_own_gives_the_same_kind_of_result(url: str, fleet: Workload, tmp_path: Path) -> None:
     """The client process reads its job, runs it and leaves a result that can be read again."""
     result = run_job(replace(job(url, fleet), drain_s=10.0), tmp_path / "run")
     assert result.complete
@@ -44,9 +42,7 @@ def test_stopping_keeps_a_partial_result(url: str, fleet: Workload, tmp_path: Pa
     assert result.duration_s < 60.0
 
 
-def test_stopping_before_the_client_is_ready_gives_a_result(
-    url: str, fleet: Workload, tmp_path: Path
-) -> None:
+def test_stopping_before_the_client_is_ready_gives_a_result(url: str, fleet: Workload, tmp_path: Path) -> None:
     """A client that is interrupted while it still imports leaves an empty result, marked."""
     result = run_job(job(url, fleet, 60.0), tmp_path, stop=lambda: True)
     assert result.ended == "interrupted"

@@ -58,8 +58,7 @@ def test_hit_rate_is_found_over_looked_up_tokens() -> None:
     """The share of prompt tokens that were found in the cache during a run, also across a restart of the counters."""
     page = "vllm:prefix_cache_queries_total {}\nvllm:prefix_cache_hits_total {}\n"
     pages = [
-        (float(t), page.format(queries, hits))
-        for t, (queries, hits) in enumerate([(100, 50), (300, 70), (100, 40)])
+        (float(t), page.format(queries, hits)) for t, (queries, hits) in enumerate([(100, 50), (300, 70), (100, 40)])
     ]
     assert summarise(pages).prefix_hit_rate == (20 + 40) / (200 + 100)
     assert summarise([(0.0, ""), (1.0, "vllm:num_requests_running 1\n")]).prefix_hit_rate is None

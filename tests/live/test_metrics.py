@@ -81,9 +81,7 @@ def test_a_run_is_means_of_gauges_and_growth_of_counters() -> None:
         (None, 20_000, 20_000),
     ],
 )
-def test_a_group_of_layers_has_blocks_of_its_own(
-    shape: KvShape | None, said: int | None, tokens: int
-) -> None:
+def test_a_group_of_layers_has_blocks_of_its_own(shape: KvShape | None, said: int | None, tokens: int) -> None:
     """A token of Gemma 3 takes a place in the blocks of seven groups; where the profile does not know of groups, vLLM's
     own count is the capacity."""
     label = "" if said is None else f'kv_cache_size_tokens="{said}",'
@@ -94,9 +92,7 @@ def test_a_group_of_layers_has_blocks_of_its_own(
 
 def test_data_parallel_engines_share_their_figures() -> None:
     """The blocks are all engines', the tokens one's, and the share of the KV cache in use is their mean."""
-    sizes = (
-        'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="160",num_gpu_blocks="22"} 1'
-    )
+    sizes = 'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="160",num_gpu_blocks="22"} 1'
     page = page_of("\n".join(f'{sizes % k}\nvllm:kv_cache_usage_perc{{engine="{k}"}} {k}' for k in (0, 1)))
     assert page.figures == {"kv_usage": 0.5}
     assert page.kv_cache == KvCache(22, 16, 2, 160)

@@ -48,13 +48,9 @@ def test_calibrate_and_validate_on_real_vllm(tmp_path: Path, monkeypatch: pytest
     assert all(o.complete for o in outcomes), [o.failure for o in outcomes]
     assert profile.memory.measured[0][:2] == (4, 8)
     assert profile.latency.coefficients
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 0.5) for i in range(4)], Lengths.constant(20), Lengths.constant(10), 0.0
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(4)], Lengths.constant(20), Lengths.constant(10), 0.0)
     bin_ = Bin((0, 1, 2, 3), Settings(4, 8), profile)
-    (report,) = Validation(
-        launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=10.0)
-    ).run()
+    (report,) = Validation(launch, fleet, [bin_], tmp_path / "validate", ValidationSpec(duration_s=10.0)).run()
     assert report.failure is None
     assert report.memory_error == (False, False)
     measured = report.mean("measured", "total_token_throughput")

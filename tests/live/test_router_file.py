@@ -67,9 +67,7 @@ def test_ipv6_addresses_keep_their_port(
     plan_of: Callable[..., Plan],  # noqa: F811
 ) -> None:
     """An address with colons is in brackets wherever a port follows it."""
-    fleet = replace(
-        _fleet(name, tmp_path), servers=(Host("http://[::1]:9001", "left"), Host("http://h", "right"))
-    )
+    fleet = replace(_fleet(name, tmp_path), servers=(Host("http://[::1]:9001", "left"), Host("http://h", "right")))
     texts = RouterWriter(fleet, plan_of(PLACED), RANKS).texts(ROUTES).values()
     assert any(part in text for text in texts)
 
@@ -129,17 +127,13 @@ def test_whatever_a_router_file_contains_is_taken_back(
     """The old file need not be text; a folder in its place is refused, with the key that names it."""
     file = tmp_path / "routes.conf"
     file.write_bytes(b"\xff\xfe")
-    broken = LiveFleet(
-        (Host("http://a:1"), Host("http://b:1")), RouterFile("nginx", str(file), "false"), FAST
-    )
+    broken = LiveFleet((Host("http://a:1"), Host("http://b:1")), RouterFile("nginx", str(file), "false"), FAST)
     with pytest.raises(LiveError, match="did not take"):
         RouterWriter(broken, plan_of(PLACED), RANKS).write(ROUTES)
     assert file.read_bytes() == b"\xff\xfe"
     for kind, path, rule in (("nginx", tmp_path, "a file"), ("routing", file, "a folder")):
         wrong = replace(broken, router=RouterFile(kind, str(path)))
-        with pytest.raises(
-            OutputError, match=rf"`file` of \[router\] to be {rule} for the format {kind}, got"
-        ):
+        with pytest.raises(OutputError, match=rf"`file` of \[router\] to be {rule} for the format {kind}, got"):
             RouterWriter(wrong, plan_of(PLACED), RANKS).write(ROUTES)
 
 
@@ -161,9 +155,7 @@ def nginx(tmp_path: Path) -> Iterator[tuple[Path, int, str]]:
         port = probe.getsockname()[1]
     included, main = tmp_path / "packer.conf", tmp_path / "nginx.conf"
     included.write_text(f"server {{ listen {port}; }}\n")
-    main.write_text(
-        f"daemon off; pid {tmp_path}/pid;\nevents {{}}\nhttp {{ access_log off; include {included}; }}\n"
-    )
+    main.write_text(f"daemon off; pid {tmp_path}/pid;\nevents {{}}\nhttp {{ access_log off; include {included}; }}\n")
     command = f"{program} -q -c {main} -e {tmp_path}/error.log -p {tmp_path}"
     server = subprocess.Popen(command.split())
     for _ in range(100):
@@ -185,9 +177,7 @@ def test_a_running_nginx_follows_the_routes(
     included, port, reload = nginx
     servers = [StandIn({name: name for name in "abc"}) for _ in range(2)]
     hosts = tuple(Host(each.url) for each in servers)
-    writer = RouterWriter(
-        LiveFleet(hosts, RouterFile("nginx", str(included), reload), FAST), plan_of(PLACED), RANKS
-    )
+    writer = RouterWriter(LiveFleet(hosts, RouterFile("nginx", str(included), reload), FAST), plan_of(PLACED), RANKS)
 
     def served(name: str) -> int:
         """The server that answers a request; −1: nginx itself, which has not read the file yet."""

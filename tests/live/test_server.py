@@ -71,9 +71,7 @@ def test_ports_that_are_always_taken_end_the_tries(with_fault: Callable[..., Lau
     assert (tmp_path / "counter").read_text() == "3"
 
 
-def test_a_server_that_never_gets_healthy_times_out(
-    with_fault: Callable[..., Launch], tmp_path: Path
-) -> None:
+def test_a_server_that_never_gets_healthy_times_out(with_fault: Callable[..., Launch], tmp_path: Path) -> None:
     """The limit holds, and the failure names it."""
     launch = replace(with_fault("slow-start"), startup_timeout_s=0.5)
     with LiveServer(launch, OPTIONS, tmp_path) as server:
@@ -105,9 +103,7 @@ def test_children_that_ignore_sigterm_are_killed(
     assert gone(child)
 
 
-def test_a_killed_packer_leaves_no_server(
-    launch: Launch, tmp_path: Path, gone: Callable[[int], bool]
-) -> None:
+def test_a_killed_packer_leaves_no_server(launch: Launch, tmp_path: Path, gone: Callable[[int], bool]) -> None:
     """SIGKILL gives packer no chance to clean up; the guard does it."""
     script = (
         "import sys, time, pathlib\n"

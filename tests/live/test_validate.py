@@ -63,9 +63,7 @@ def test_missing_figures_have_no_difference() -> None:
     assert difference(math.nan, 1.0) is None
 
 
-def test_each_bin_is_measured_and_predicted(
-    launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path
-) -> None:
+def test_each_bin_is_measured_and_predicted(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
     """Two servers at once: the fake server agrees with its profile, and the figures are complete."""
     spec = ValidationSpec(duration_s=1.5, repeats=1, parallel=2)
     job = Validation(launch, fleet, bins, tmp_path, spec)
@@ -150,9 +148,7 @@ def test_a_dead_server_leaves_a_partial_report(
     assert report.to_dict()["runs"][0]["completed"] >= 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"), [("hang:0", "hangs"), ("http500", "requests failed, mostly: HTTP 500")]
-)
+@pytest.mark.parametrize(("fault", "words"), [("hang:0", "hangs"), ("http500", "requests failed, mostly: HTTP 500")])
 def test_a_server_that_serves_nothing_has_failed(
     fault: str,
     words: str,
@@ -219,8 +215,7 @@ def launch_file(launch: Launch, tmp_path: Path) -> Path:
 def packer(*arguments: str | Path) -> subprocess.Popen[str]:
     """The command in a process of its own, which SIGINT reaches also where the tests run in the background."""
     code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from packer.cli import main; main()"
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from packer.cli import main; main()"
     )
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

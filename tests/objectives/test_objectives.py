@@ -42,12 +42,8 @@ def evaluations() -> Evaluations:
     return replace(found, mean_ttft_ms=ttft, mean_itl_ms=itl, p99_ttft_ms=3 * ttft)
 
 
-@pytest.mark.parametrize(
-    ("spec", "admitted"), [("gpus:stable=1", [True, False, True]), ("gpus", [True, True, True])]
-)
-def test_a_growing_queue_is_refused_on_demand(
-    evaluations: Evaluations, spec: str, admitted: list[bool]
-) -> None:
+@pytest.mark.parametrize(("spec", "admitted"), [("gpus:stable=1", [True, False, True]), ("gpus", [True, True, True])])
+def test_a_growing_queue_is_refused_on_demand(evaluations: Evaluations, spec: str, admitted: list[bool]) -> None:
     """Where stable servers are demanded, one whose queue grows is not admitted."""
     growing = replace(evaluations, stable=np.array([True, False, True]))
     assert load_objective(spec).holds(growing).tolist() == admitted
@@ -117,9 +113,11 @@ def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:
         True,
         False,
     ]
-    assert load_objective("slo:server.mean_ttft_ms=200,server.p99_ttft_ms=400").holds(
-        evaluations
-    ).tolist() == [True, False, False]
+    assert load_objective("slo:server.mean_ttft_ms=200,server.p99_ttft_ms=400").holds(evaluations).tolist() == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_slo_refuses_a_predictor_without_the_figure(evaluations: Evaluations) -> None:
@@ -241,9 +239,7 @@ def test_goodput_is_what_counts_most(evaluations: Evaluations) -> None:
         ("goodput", "goodput_tok_s"),
     ],
 )
-def test_a_figure_that_the_predictor_does_not_give_is_named(
-    evaluations: Evaluations, spec: str, absent: str
-) -> None:
+def test_a_figure_that_the_predictor_does_not_give_is_named(evaluations: Evaluations, spec: str, absent: str) -> None:
     """What an objective minimises has to be predicted, as its limits have to be: else every plan is as good."""
     unknown = replace(evaluations, **{absent: np.full(3, np.nan)})
     with pytest.raises(IncompatibleError, match=f"gives no {absent}"):

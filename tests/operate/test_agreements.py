@@ -19,9 +19,7 @@ SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 def fleet(n: int, rate: float, skew: float) -> packer.Workload:
     """Adapters of three ranks whose rates fall with their number."""
-    return packer.Workload(
-        [packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], rate / (1 + i) ** skew) for i in range(n)]
-    )
+    return packer.Workload([packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], rate / (1 + i) ** skew) for i in range(n)])
 
 
 @pytest.mark.parametrize("workload", [fleet(12, 0.5, 0.0), fleet(40, 0.7, 0.0), fleet(60, 3.0, 0.7)])
@@ -74,8 +72,7 @@ def test_mean_itl_of_a_plan_is_that_of_all_gaps() -> None:
         + [packer.Adapter(f"chat-{k}", 64, 0.5, short, packer.Lengths.constant(400)) for k in range(10)]
     )
     bins = [
-        Bin(tuple(range(first, first + 10)), SERVER.settings(10, rank), SERVER)
-        for first, rank in ((0, 8), (10, 64))
+        Bin(tuple(range(first, first + 10)), SERVER.settings(10, rank), SERVER) for first, rank in ((0, 8), (10, 64))
     ]
     job = Frontier(workload, SERVER)
     point = point_of(job, bins)

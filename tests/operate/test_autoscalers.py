@@ -23,9 +23,7 @@ def view(on: str, used: float = 0.0, waiting: int = 0, running: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("used", "starts", "stops"), [(0.95, (2,), ()), (0.9, (), ()), (0.5, (), ()), (0.45, (), (1,))]
 )
-def test_one_server_more_or_less_by_the_kv_cache(
-    used: float, starts: tuple[int, ...], stops: tuple[int, ...]
-) -> None:
+def test_one_server_more_or_less_by_the_kv_cache(used: float, starts: tuple[int, ...], stops: tuple[int, ...]) -> None:
     """Above 0.9 one more, below 0.5 one less, nothing at the first look."""
     scaler = Autoscaler("kv", 1.0, 2)
     assert list(scaler.act(0.0, view("++--", used))) == []

@@ -81,9 +81,7 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
     monkeypatch.setattr(evaluate, "_beyond", beyond)
 
-    def limits_kept(
-        _plan: Plan, _changed: object, _found: object, hours: Hours
-    ) -> tuple[bool, tuple[str, ...]]:
+    def limits_kept(_plan: Plan, _changed: object, _found: object, hours: Hours) -> tuple[bool, tuple[str, ...]]:
         kept = hours.seed not in bad or not plan.limits
         return kept, () if kept else ("The latency limits break",)
 

@@ -130,9 +130,7 @@ def test_new_adapters_get_a_server_and_others_leave(
     assert {name for each in servers for name in each.adapters} == set(routes(tmp_path)) == set(fleet.names)
 
 
-def test_adapters_without_a_server_are_named(
-    following: Callable[..., Following], servers: list[StandIn]
-) -> None:
+def test_adapters_without_a_server_are_named(following: Callable[..., Following], servers: list[StandIn]) -> None:
     """What no server has room for is an error on the page and in the metrics, and servers are needed for it."""
     loop = following()
     said: list[str] = []
@@ -151,9 +149,7 @@ def test_adapters_without_a_server_are_named(
     assert said.count(unserved) == said.count("1 more server needed") == 1
 
 
-def test_a_dry_run_changes_nothing(
-    following: Callable[..., Following], servers: list[StandIn], tmp_path: Path
-) -> None:
+def test_a_dry_run_changes_nothing(following: Callable[..., Following], servers: list[StandIn], tmp_path: Path) -> None:
     """It says what it would do, on a page, and calls nothing that changes a server."""
     loop = following(dry_run=True)
     loop.step(0.0)
@@ -175,9 +171,7 @@ def test_a_dry_run_goes_on_as_if_it_had_been_done(
 ) -> None:
     """A server that would have been started takes load after its start-up time, and what it would hold is not asked."""
     loop = following(dry_run=True)
-    loop.acting.servers[1] = replace(
-        loop.acting.servers[1], host=replace(loop.acting.servers[1].host, start="false")
-    )
+    loop.acting.servers[1] = replace(loop.acting.servers[1], host=replace(loop.acting.servers[1].host, start="false"))
     loop._startable = [True, True]
     loop.keeper.capacity.of = lambda _server, _load: 150.0  # type: ignore[method-assign]
     servers[1].close()
@@ -198,9 +192,7 @@ def test_a_dry_run_goes_on_as_if_it_had_been_done(
     assert [row.adapters for row in rows_of(loop)] == [2, 0]
 
 
-def test_servers_of_another_model_are_not_followed(
-    following: Callable[..., Following], servers: list[StandIn]
-) -> None:
+def test_servers_of_another_model_are_not_followed(following: Callable[..., Following], servers: list[StandIn]) -> None:
     """A server that the plan was not made for ends the command before anything is changed."""
     loop = following()
     for each in servers:
@@ -229,9 +221,7 @@ def test_metrics_say_what_is_there(following: Callable[..., Following], servers:
     drawn = set(re.findall(r"packer_live_\w+", template))
     served = set(re.findall(r"# TYPE (packer_live_\w+)", text))
     assert drawn == served - NOT_DRAWN
-    (load,) = [
-        line for line in text.splitlines() if line.startswith('packer_live_server_load_tok_s{server="gpu-0"')
-    ]
+    (load,) = [line for line in text.splitlines() if line.startswith('packer_live_server_load_tok_s{server="gpu-0"')]
     assert 1500.0 < float(load.split()[-1]) < 2600.0
 
 
@@ -330,15 +320,11 @@ def test_a_start_does_not_keep_the_loop_from_looking(
     assert (tmp_path / "log").read_text() == "begun\n"
 
 
-def test_a_start_that_fails_is_said_and_given_up(
-    startable: Following, servers: list[StandIn], tmp_path: Path
-) -> None:
+def test_a_start_that_fails_is_said_and_given_up(startable: Following, servers: list[StandIn], tmp_path: Path) -> None:
     """A command that ends with an error, or takes too long, ends the start; the keeper may start another server."""
     servers[1].close()
     acting = startable.acting
-    acting.servers[1] = replace(
-        acting.servers[1], host=replace(acting.servers[1].host, start="echo no GPU; exit 3")
-    )
+    acting.servers[1] = replace(acting.servers[1], host=replace(acting.servers[1].host, start="echo no GPU; exit 3"))
     assert acting.carry_out(Change(0.0, start=(1,))) == []
     startable.keeper.on[1], startable.keeper.starting[1] = True, 1e9
     acting.starting[1]._process.wait()
@@ -364,9 +350,7 @@ def test_a_plan_of_a_replayed_trace_is_followed(following: Callable[..., Followi
     assert (loop.keeper.caps([0, 1]) > 100.0).all()
 
 
-def test_a_server_that_is_gone_has_no_load(
-    following: Callable[..., Following], servers: list[StandIn]
-) -> None:
+def test_a_server_that_is_gone_has_no_load(following: Callable[..., Following], servers: list[StandIn]) -> None:
     """What a lost server did counts for the time that it did it, not for ever: its load is not counted twice."""
     loop = following()
     page = "vllm:prompt_tokens_total {0}\nvllm:generation_tokens_total {0}\n".format

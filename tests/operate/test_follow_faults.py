@@ -112,8 +112,7 @@ def test_a_server_that_is_lost_ends_the_wait_for_requests(
     servers[1].close()
     (fault,) = loop.acting.carry_out(Change(0.0, unload=((0, "a0"),)))
     assert (
-        fault
-        == "unload 'a0' from gpu-0: Requests of 'a0' did not end before another server was lost; it stays loaded."
+        fault == "unload 'a0' from gpu-0: Requests of 'a0' did not end before another server was lost; it stays loaded."
     )
 
 
@@ -223,9 +222,7 @@ def test_a_load_that_fails_is_tried_on_another_server(
     broken = StandIn({}, servers[0].base)
     broken.faults = [("/v1/load_lora_adapter", 0, "500")]
     hosts = tuple(Host(each.url) for each in (*servers, broken))
-    loop = Following(
-        Acting(plan, LiveFleet(hosts, None, FAST, state=str(tmp_path / "state"))), plan.workload, 1.0
-    )
+    loop = Following(Acting(plan, LiveFleet(hosts, None, FAST, state=str(tmp_path / "state"))), plan.workload, 1.0)
     loop.step(0.0)
     servers[1].close()
     for time_s in (60.0, 120.0):

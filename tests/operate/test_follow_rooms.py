@@ -146,12 +146,9 @@ def test_servers_are_of_the_kind_whose_adapters_they_hold(
 ) -> None:
     """Servers in another order than the plan's are followed as what they are; one of no kind of the plan is refused."""
     few, many = (
-        replace(item, settings=replace(item.settings, max_loras=n))
-        for item, n in zip(plan.bins, (2, 4), strict=True)
+        replace(item, settings=replace(item.settings, max_loras=n)) for item, n in zip(plan.bins, (2, 4), strict=True)
     )
-    fleet = LiveFleet(
-        tuple(Host(each.url) for each in reversed(servers)), None, FAST, state=str(tmp_path / "state")
-    )
+    fleet = LiveFleet(tuple(Host(each.url) for each in reversed(servers)), None, FAST, state=str(tmp_path / "state"))
     loop = Following(Acting(replace(plan, bins=(few, many)), fleet), plan.workload, 1.0)
     for each, slots in zip(servers, (2, 4), strict=True):
         each.slots, each.longest = slots, 131072
@@ -216,9 +213,7 @@ def test_an_adapter_that_cannot_leave_takes_room(
 ) -> None:
     """While requests keep an adapter on a full server that left the fleet, another server gets the new one."""
     loop = following()
-    loop.acting.servers[0] = replace(
-        loop.acting.servers[0], host=replace(loop.acting.servers[0].host, room=2)
-    )
+    loop.acting.servers[0] = replace(loop.acting.servers[0], host=replace(loop.acting.servers[0].host, room=2))
     loop.keeper.rooms = [2, None]
     loop.step(0.0)
     servers[0].busy = {"a0"}
@@ -284,7 +279,5 @@ def test_a_server_serves_the_base_model_under_the_name_of_the_fleet(
     fleet = replace(plan.workload, adapters=(*plan.workload.adapters, packer.Adapter("plain", 0, 0.1)))
     bins = tuple(replace(item, adapters=(*item.adapters, 4), shares=()) for item in plan.bins)
     acting = Acting(replace(plan, workload=fleet, bins=bins), loop.acting.fleet)
-    with pytest.raises(
-        IncompatibleError, match=f"not serve 'plain', the fleet's base model, but '{servers[0].base}'"
-    ):
+    with pytest.raises(IncompatibleError, match=f"not serve 'plain', the fleet's base model, but '{servers[0].base}'"):
         acting.changes()

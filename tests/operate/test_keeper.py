@@ -132,16 +132,12 @@ def test_a_server_less_waits_until_it_is_worth_it() -> None:
     control = keeper(2, 2)
     assert control.decide(0.0, seen(500.0, [True, True])) == []
     assert control.decide(300.0, seen(500.0, [True, True])) == []
-    assert control.waiting.startswith(
-        "1 server would be enough for 300 s now: a stop with 4 loads is worth it after "
-    )
+    assert control.waiting.startswith("1 server would be enough for 300 s now: a stop with 4 loads is worth it after ")
     made, *_ = control.decide(700.0, seen(500.0, [True, True]))
     assert len(made.change.stop) == 1
     assert made.loads == 4
     assert (
-        control.decide(
-            760.0, seen(500.0, [s == 1 - made.change.stop[0] or s != made.change.stop[0] for s in (0, 1)])
-        )
+        control.decide(760.0, seen(500.0, [s == 1 - made.change.stop[0] or s != made.change.stop[0] for s in (0, 1)]))
         == []
     )
 
@@ -277,9 +273,7 @@ def test_a_rehearsal_learns_what_requests_are_like() -> None:
     n = len(times)
     outputs = rng.integers(200, 400, n)
     trace = packer.RequestTrace(times, rng.integers(0, 8, n), np.full(n, 200), outputs, end_s=7200.0)
-    fleet = replace(
-        FLEET, slo=FLEET.slo.changed_by(packer.Goal.parse("ttft_ms=4000,itl_ms=150,request_share=0.99"))
-    )
+    fleet = replace(FLEET, slo=FLEET.slo.changed_by(packer.Goal.parse("ttft_ms=4000,itl_ms=150,request_share=0.99")))
     plan = packer.solve(fleet, PROFILE, slo=fleet.slo, with_headroom=False)
     control, cluster = keeper_of(plan, _as_planned(fleet, plan.workload), 3, period_s=300.0)
     assert control.workload.mean_output_tokens == pytest.approx([100.0] * 8, rel=0.01)

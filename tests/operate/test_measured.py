@@ -33,9 +33,7 @@ def known(fleet: packer.Workload = FLEET) -> Requests:
 def test_lengths_that_differ_by_more_than_their_error_are_taken_over() -> None:
     """The adapters of the server that measured them get its factor, in both directions, and the others keep theirs."""
     made = known()
-    said = made.learn(
-        60.0, LOADS, {0: Sampled(2000, 400.0, 50.0), 1: Sampled(2000, 203.0, 99.0)}, lambda _s: 0.0
-    )
+    said = made.learn(60.0, LOADS, {0: Sampled(2000, 400.0, 50.0), 1: Sampled(2000, 203.0, 99.0)}, lambda _s: 0.0)
     assert list(said) == [0]
     assert "prompts have 400 tokens, 200 were expected, ± 2.2%" in said[0][0]
     assert made.fleet.mean_input_tokens == pytest.approx([400.0, 400.0, 200.0, 200.0], rel=0.01)
@@ -86,9 +84,7 @@ def test_a_hit_rate_becomes_prefixes_that_make_it() -> None:
     made = known()
     said = made.learn(60.0, LOADS, {0: Sampled(5000, 200.0, 100.0, 0.4)}, lambda _s: 0.0)
     assert "40.0% of the prompts' tokens are in the prefix cache, 0.0% were expected" in said[0][0]
-    run = simulate(
-        made.fleet.subset([0, 1]), CACHING, max_loras=4, max_lora_rank=8, duration_s=2000.0, seed=1
-    )
+    run = simulate(made.fleet.subset([0, 1]), CACHING, max_loras=4, max_lora_rank=8, duration_s=2000.0, seed=1)
     assert run.prefix_hit_rate == pytest.approx(0.4, abs=0.03)
     assert made.learn(120.0, LOADS, {0: Sampled(5000, 200.0, 100.0, 0.42)}, lambda _s: 0.0) == {}
     assert known().learn(60.0, LOADS, {0: Sampled(5000, 200.0, 100.0, 0.4)}, lambda _s: None) == {}
@@ -96,9 +92,7 @@ def test_a_hit_rate_becomes_prefixes_that_make_it() -> None:
 
 def test_a_log_gives_each_adapter_its_own_lengths() -> None:
     """An adapter whose requests name it gets the lengths measured of it, with enough requests."""
-    adapters = [
-        packer.Adapter(name, 8, rate, PROMPTS.scaled(500.0)) for name, rate in (("a0", 1.0), ("a1", 0.01))
-    ]
+    adapters = [packer.Adapter(name, 8, rate, PROMPTS.scaled(500.0)) for name, rate in (("a0", 1.0), ("a1", 0.01))]
     made = known()
     said = made.meet(packer.Workload(adapters, PROMPTS, OUTPUTS, 0.0), 3600.0)
     assert said == "other lengths than expected of 1 adapter: a0"
@@ -111,9 +105,7 @@ def test_what_was_learnt_stays_for_another_fleet() -> None:
     """Adapters that are planned as before keep their lengths; one that is planned anew has the planned ones."""
     made = known()
     made.learn(60.0, LOADS, {0: Sampled(2000, 400.0, 100.0)}, lambda _s: 0.0)
-    now = replace(
-        FLEET, adapters=(FLEET.adapters[0], replace(FLEET.adapters[1], input_tokens=PROMPTS.scaled(50.0)))
-    )
+    now = replace(FLEET, adapters=(FLEET.adapters[0], replace(FLEET.adapters[1], input_tokens=PROMPTS.scaled(50.0))))
     assert made.carried(FLEET, now).fleet.mean_input_tokens == pytest.approx([400.0, 50.0], rel=0.01)
 
 

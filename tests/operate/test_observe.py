@@ -97,9 +97,7 @@ def test_files_of_a_log_may_be_joined(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     files = [
         "timestamp,model,prompt_tokens,completion_tokens\n"
-        + "".join(
-            f"{1.5 * k + 0.01 * (k * k % 7)},{'ab'[k % 2]},{9 + k},5\n" for k in range(first, first + 20)
-        )
+        + "".join(f"{1.5 * k + 0.01 * (k * k % 7)},{'ab'[k % 2]},{9 + k},5\n" for k in range(first, first + 20))
         for first in (20, 0)
     ]
     for parts, requests, twice in ((files, 40, ""), ([*files, files[1]], 60, "20 of 60 requests")):
@@ -135,9 +133,7 @@ def test_the_ways_to_read_a_log_use_the_hours_of_the_day(tmp_path: Path) -> None
     for found in (measured, replayed):
         assert found.fleet.rates.tolist() == pytest.approx([1.0], rel=0.01)
         assert found.planned_for.startswith("18:00 (UTC)")
-    assert seen_in_log(log_of_plan(path), 3600.0, busiest=True).rates.tolist() == pytest.approx(
-        [1.0], rel=0.01
-    )
+    assert seen_in_log(log_of_plan(path), 3600.0, busiest=True).rates.tolist() == pytest.approx([1.0], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +155,7 @@ def test_the_busiest_window_is_named(start_s: float, view: View, when: str) -> N
 
 def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:
     """Base models, priorities and limits of a replayed fleet are kept at every load."""
-    adapters = tuple(
-        replace(a, model=f"m{k % 2}", priority=k, slo_class="chat") for k, a in enumerate(fleet.adapters)
-    )
+    adapters = tuple(replace(a, model=f"m{k % 2}", priority=k, slo_class="chat") for k, a in enumerate(fleet.adapters))
     kept = replace(fleet, adapters=adapters)
     for found in (observe_replayed(kept).fleet, at_load(kept, "mean"), drawn_within(kept, 3600.0)):
         names = {each.name: each for each in adapters}

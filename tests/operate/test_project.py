@@ -61,9 +61,7 @@ def test_a_fleet_whose_ranks_start_on_no_server_is_told_what_would() -> None:
     """A kind whose KV cache a slot of the largest rank leaves too small is left out; where all are, that is said."""
     small, large = (profile_for(MODEL, "l4", {"tensor_parallel_size": n}) for n in (4, 8))
     fleet = Workload([Adapter("a", 8, 0.05), Adapter("b", 32, 0.05)])
-    with pytest.raises(
-        IncompatibleError, match=r"one adapter of rank 32, .* What would start: --max-model-len \d+"
-    ):
+    with pytest.raises(IncompatibleError, match=r"one adapter of rank 32, .* What would start: --max-model-len \d+"):
         recommend(fleet, small, seed=0)
     assert starting(fleet, [small, large]) == [large]
     assert starting(fleet.subset((0,)), [small, large]) == [small, large]
@@ -76,9 +74,7 @@ def test_a_server_has_as_many_gpus_as_the_fleet_s_largest_rank_needs() -> None:
     for rank in (17, 32):
         assert profile_for(*model, {}, rank).engine.tensor_parallel_size == 8
         assert [each.engine.tensor_parallel_size for each in profiles_for(*model, {}, {}, rank)] == [8]
-    with pytest.raises(
-        IncompatibleError, match=r"start: --max-model-len \d+ \(.*\) or --tensor-parallel-size 8\.$"
-    ):
+    with pytest.raises(IncompatibleError, match=r"start: --max-model-len \d+ \(.*\) or --tensor-parallel-size 8\.$"):
         profile_for(*model, {"tensor_parallel_size": 4}, 32)
 
 

@@ -99,9 +99,7 @@ def test_a_replayed_day_shows_what_a_move_costs(small_day: tuple[Workload, Reque
     moves = replay(fleet, trace, windows, moves=6)
     first = int(np.flatnonzero(trace.time_s > at_s)[0])
     assert moves.ttft_ms[first] - stays.ttft_ms[first] == pytest.approx(15_000.0, abs=100.0)
-    np.testing.assert_array_equal(
-        moves.ttft_ms[trace.time_s < at_s - 30.0], stays.ttft_ms[trace.time_s < at_s - 30.0]
-    )
+    np.testing.assert_array_equal(moves.ttft_ms[trace.time_s < at_s - 30.0], stays.ttft_ms[trace.time_s < at_s - 30.0])
 
 
 def test_the_last_server_of_a_day_counts_until_all_its_requests_end() -> None:

@@ -249,10 +249,7 @@ def test_the_day_has_rates() -> None:
 def test_replicas_follow_the_load() -> None:
     """An adapter too hot for one GPU at its peak has several replicas then and one at night; shares sum to 1."""
     fleet = Workload([*FLEET.adapters, Adapter("hot", 8, 1.0)])
-    rates = {
-        name: np.append(np.full(len(FLEET), 0.1), rate)
-        for name, rate in {"0": 0.5, "1": 60.0, "2": 60.0}.items()
-    }
+    rates = {name: np.append(np.full(len(FLEET), 0.1), rate) for name, rate in {"0": 0.5, "1": 60.0, "2": 60.0}.items()}
     with pytest.raises(ValidationError, match="No plan holds in every period"):
         scheduled(rates, fleet, max_replicas=1)
     found = scheduled(rates, fleet)

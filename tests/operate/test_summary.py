@@ -21,10 +21,7 @@ def test_lengths_are_those_of_all_requests_together() -> None:
     found = summary_of(Workload(adapters, output_tokens=Lengths.gamma(50.0, 1.0)))
     rng = np.random.default_rng(0)
     drawn = np.concatenate(
-        [
-            rng.gamma(1 / cv**2, mean * cv**2, n)
-            for mean, cv, n in ((100, 0.5, 3_000_000), (300, 2.0, 1_000_000))
-        ]
+        [rng.gamma(1 / cv**2, mean * cv**2, n) for mean, cv, n in ((100, 0.5, 3_000_000), (300, 2.0, 1_000_000))]
     )
     assert found["input_tokens"]["mean"] == pytest.approx(drawn.mean(), rel=0.02)
     assert found["input_tokens"]["cv"] == pytest.approx(drawn.std() / drawn.mean(), rel=0.02)

@@ -81,9 +81,7 @@ def test_a_plan_is_one_of_the_systems(fleet: Workload, cluster: Cluster) -> None
 
 def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
     """The SLO holds with the number that is found and not with one server less."""
-    busy = fleet.scaled(
-        4.0
-    )  # for two minutes: each server's first use of an adapter takes longer than the SLO
+    busy = fleet.scaled(4.0)  # for two minutes: each server's first use of an adapter takes longer than the SLO
     found = servers_needed(busy, cluster, "round-robin", Trials(1, duration_s=120.0), share=0.9)
     assert found is not None
     assert found.servers > 1
@@ -93,9 +91,7 @@ def test_fewest_servers_for_an_slo(fleet: Workload, cluster: Cluster) -> None:
         return run.slo_attainment
 
     assert kept(found.servers) >= 0.9 > kept(found.servers - 1)
-    assert (
-        servers_needed(busy, cluster, "round-robin", Trials(1, duration_s=120.0), share=0.9, most=1) is None
-    )
+    assert servers_needed(busy, cluster, "round-robin", Trials(1, duration_s=120.0), share=0.9, most=1) is None
 
 
 def test_sizes_need_an_slo_and_equal_servers(fleet: Workload, cluster: Cluster) -> None:
@@ -129,9 +125,7 @@ def test_size_of_a_plan_is_that_of_solve(goal: str, share: float) -> None:
     assert found.servers == plan.n_gpus > 1
 
 
-def test_no_number_of_servers_is_found_where_no_plan_keeps_the_goal(
-    fleet: Workload, cluster: Cluster
-) -> None:
+def test_no_number_of_servers_is_found_where_no_plan_keeps_the_goal(fleet: Workload, cluster: Cluster) -> None:
     """A limit below the time of one step has no number of servers; the search ends at once."""
     assert servers_needed(fleet, replace(cluster, slo={"ttft_ms": 1.0}), "packer", Trials(1)) is None
 
@@ -153,9 +147,7 @@ def test_the_search_for_a_size_does_not_skip_numbers(
 
     def runs(given: Sequence[dict[str, Any]], *_: Any) -> list[dict[str, Any]]:
         held = len(given[0]["cluster"]) in holding
-        return [
-            dict.fromkeys((*FIGURES, "served"), float(held)) | {"router": "hrw", "failed": ""} for _ in given
-        ]
+        return [dict.fromkeys((*FIGURES, "served"), float(held)) | {"router": "hrw", "failed": ""} for _ in given]
 
     monkeypatch.setattr("packer.operate.systems._run_all", runs)
     found = servers_needed(fleet, cluster, "hrw", Trials(2), share=0.9)
@@ -174,9 +166,7 @@ def test_a_placement_is_that_of_systems_that_serve_plans(fleet: Workload, cluste
 
 
 @pytest.mark.parametrize("system", ["packer", "dlora"])
-def test_a_simulation_applies_the_placement_of_its_system(
-    fleet: Workload, cluster: Cluster, system: str
-) -> None:
+def test_a_simulation_applies_the_placement_of_its_system(fleet: Workload, cluster: Cluster, system: str) -> None:
     """`simulate_cluster` serves what `compare_systems` compares; a placement that it would ignore is refused."""
     run = simulate_cluster(fleet, cluster, system, duration_s=30.0)
     assert run.cluster.placement is not None
@@ -197,9 +187,7 @@ def test_ray_gives_the_same_figures(fleet: Workload, cluster: Cluster) -> None:
     assert found[0] == found[1]
 
 
-def test_a_plan_for_one_kind_is_made_and_for_several_is_to_be_given(
-    fleet: Workload, cluster: Cluster
-) -> None:
+def test_a_plan_for_one_kind_is_made_and_for_several_is_to_be_given(fleet: Workload, cluster: Cluster) -> None:
     """Which kinds of server there are is a question for packer solve."""
     other = Cluster.of(load_profile("h100-64gb/qwen-2.5-7b-instruct"), 1, max_loras=12, max_lora_rank=8)
     both = replace(cluster, kinds=(*cluster.kinds, *other.kinds), servers=(*cluster.servers, *other.servers))

@@ -20,9 +20,7 @@ FLEET = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(8)])
 CLUSTER = Cluster.of(small_profile(), 4, max_loras=4)
 
 
-def result(
-    name: str, kept: list[float], tpot_ms: float, tok_s: float = 1e5, served: float = 1.0
-) -> SystemResult:
+def result(name: str, kept: list[float], tpot_ms: float, tok_s: float = 1e5, served: float = 1.0) -> SystemResult:
     """A system with these shares by seed."""
     values = {figure: tuple([math.nan] * len(kept)) for figure in FIGURES}
     values |= {
@@ -57,14 +55,9 @@ def test_a_wide_interval_is_no_equality() -> None:
     assert said.startswith(
         "one is best in the mean: 100.0% of the requests keep the SLO, 0.5 ± 0.1 points more than with two."
     )
-    assert (
-        "3 seeds do not tell whether wild (93.0%) would keep it for as many: give more --seeds. Why" in said
-    )
+    assert "3 seeds do not tell whether wild (93.0%) would keep it for as many: give more --seeds. Why" in said
     few = verdict(FLEET, CLUSTER, [result("one", [1.0, 1.0], 50.0), result("bad", [0.7, 0.6], 20.0)])
-    assert (
-        "one is best: 100.0% of the requests keep the SLO, 35.0 points more than with bad, on each of 2 seeds"
-        in few
-    )
+    assert "one is best: 100.0% of the requests keep the SLO, 35.0 points more than with bad, on each of 2 seeds" in few
 
 
 def test_systems_without_token_times_are_left_out() -> None:
@@ -99,9 +92,7 @@ def test_without_an_slo_the_tpot_decides() -> None:
         ([1.0] * 8, 4, (90.0, 100.0), "the servers are overloaded."),
     ],
 )
-def test_the_reason_is_the_fleets(
-    rates: list[float], slots: int, tok_s: tuple[float, float], words: str
-) -> None:
+def test_the_reason_is_the_fleets(rates: list[float], slots: int, tok_s: tuple[float, float], words: str) -> None:
     """A hot adapter, few adapters, many adapters, too much load; requests still in flight at the end are no load."""
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
     served = 0.5 if "overloaded" in words else 1.0

@@ -119,9 +119,7 @@ def matching_score(servers: Sequence[NaiveServer], turn: Sequence[int], request:
     return max(turn, key=points)
 
 
-def _law(
-    server: NaiveServer, decodes: float, prefill: float, adapters: set[int], requests: Sequence[int]
-) -> float:
+def _law(server: NaiveServer, decodes: float, prefill: float, adapters: set[int], requests: Sequence[int]) -> float:
     """A step by the linear law with the terms of the random clusters, ms; nothing of the KV cache.
 
     `requests`: rank of each request in the step.

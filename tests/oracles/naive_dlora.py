@@ -63,9 +63,7 @@ class NaiveDLora:
     def __init__(self, settings: Settings, duration_s: float) -> None:
         self.s, self.duration_s = settings, duration_s
         self.now, self.queue = 0.0, list[Job]()
-        self.credit: dict[
-            int, float
-        ] = {}  # less credits × (models - 1); adapters in the order in which they came
+        self.credit: dict[int, float] = {}  # less credits × (models - 1); adapters in the order in which they came
         self.previous: list[int] = []
         self.merged: int | None = None
         self.right, self.left = 1.0, settings.merge_ms / settings.unmerge_ms
@@ -140,9 +138,7 @@ class NaiveDLora:
             self._adjust_credit(fcfs, scheduled, 1.0 / most)
             return scheduled, None
         ratio = self.s.merge_ms / self.s.unmerge_ms
-        open_ = {
-            a: self._of(a) for a in self.credit if self.credit[a] >= -self.s.credits * (self.s.models - 1)
-        }
+        open_ = {a: self._of(a) for a in self.credit if self.credit[a] >= -self.s.credits * (self.s.models - 1)}
         max_model = max(open_, key=lambda a: len(open_[a]), default=None)
         open_[max_model] = open_.get(max_model, [])
         if self.merged in open_ and len(open_[self.merged]) >= self.left * len(fcfs):

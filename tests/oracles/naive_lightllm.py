@@ -98,9 +98,7 @@ class NaiveLightLlm:
 
     def used(self) -> int:
         """Cells in use."""
-        return sum(job.held for job in self.running) + self._cells(
-            self._active() | set(self.idle) | set(self.link)
-        )
+        return sum(job.held for job in self.running) + self._cells(self._active() | set(self.idle) | set(self.link))
 
     def _make_room(self, cells: int, spare: int = -1, slots: int = 0) -> None:
         while (
@@ -289,9 +287,7 @@ class NaiveLightLlm:
     def _prefill(self, new: list[Job], loads: list[float], loaded: set[int]) -> None:
         settings = self.settings
         tokens = sum(job.prompt for job in new)
-        ms = settings.law(
-            0, tokens, [settings.ranks[job.adapter] for job in new], [job.adapter for job in new], 0
-        )
+        ms = settings.law(0, tokens, [settings.ranks[job.adapter] for job in new], [job.adapter for job in new], 0)
         if settings.loading == "cpu-assist" and loaded:
             total = self._assisted(new, loads, loaded, ms)
         else:

@@ -149,9 +149,7 @@ class BlockPool:
         computed = request.computed + len(hits) * size
         idle = sum(block.refs == 0 for block in hits)
         held = len(request.blocks) + len(hits)
-        needed = min(
-            computed + new + self.settings.drafts, self.settings.max_model_len
-        )  # with `num_lookahead_tokens`
+        needed = min(computed + new + self.settings.drafts, self.settings.max_model_len)  # with `num_lookahead_tokens`
         for tokens in (request.num_tokens if whole else 0, needed):
             if max(-(-tokens // size) - held, 0) + idle > len(self.free):
                 return False
@@ -291,9 +289,7 @@ class NaiveScheduler:
             if request not in step.drafts or request.outputs == request.max_tokens:
                 continue
             drafts = step.drafts[request]
-            kept = accepted(
-                request.chance, request.number, request.outputs, 0 if request in step.padded else drafts
-            )
+            kept = accepted(request.chance, request.number, request.outputs, 0 if request in step.padded else drafts)
             if not stale:
                 request.computed -= drafts - kept if request.computed > 0 else 0
                 request.placeholders -= drafts - kept if request.placeholders > 0 else 0

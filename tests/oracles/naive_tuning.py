@@ -56,9 +56,7 @@ class Job:
         self._begin()
 
     def _pass_ms(self, kind: str, tokens: float) -> float:
-        return (self.weights_ms + tokens * self.token_ms) * (
-            1.0 if kind == "forward" else self.backward_ratio
-        )
+        return (self.weights_ms + tokens * self.token_ms) * (1.0 if kind == "forward" else self.backward_ratio)
 
     def _begin(self) -> None:
         """Pieces of the next batch, which ends with the last sample: (pass, ms with the GPU to itself)."""
@@ -67,9 +65,7 @@ class Job:
         both = ("forward", "backward")
         if self.policy == "llmstation":
             self.pieces = [
-                (kind, self._pass_ms(kind, self.tokens) / self.layers)
-                for kind in both
-                for _ in range(self.layers)
+                (kind, self._pass_ms(kind, self.tokens) / self.layers) for kind in both for _ in range(self.layers)
             ]
         elif self.policy == "chunked":
             size = int(self.p["chunk_tokens"])
@@ -111,9 +107,7 @@ class NaiveTuning(NaiveTwin):
         self.job = job
         self._after: list[Any] = []
 
-    def run(
-        self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool
-    ) -> NaiveTuning:
+    def run(self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool) -> NaiveTuning:
         """Simulate; see `NaiveTwin.run`."""
         self.arrivals.extend(times)
         self.marks.extend(marks)

@@ -105,9 +105,7 @@ class NaiveTwin:
         self.running: list[Request] = []
         self.batch: dict[int, Named] = {}  # `InputBatch.lora_id_to_lora_request`
         self.waiting: deque[Request] = deque()
-        self.passed = (
-            0  # the first of them, which stand in `skipped_waiting`, where that comes before `waiting`
-        )
+        self.passed = 0  # the first of them, which stand in `skipped_waiting`, where that comes before `waiting`
         self.accepted: list[Request] = []
         self.arrivals: deque[float] = deque()
         self.marks: deque[tuple[int, int, int]] = deque()
@@ -127,9 +125,7 @@ class NaiveTwin:
         self.busy_s = self.load_s = 0.0
         self.timeline = [[0.0] * 8 for _ in range(math.ceil(duration_s / bin_s))]
 
-    def run(
-        self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool
-    ) -> NaiveTwin:
+    def run(self, times: Sequence[float], marks: Sequence[tuple[int, int, int]], *, marks_wait: bool) -> NaiveTwin:
         """Simulate. `marks_wait`: a refused arrival leaves (adapter, prompt, output) to the next one."""
         self.arrivals, self.marks, self.marks_wait = deque(times), deque(marks), marks_wait
         while True:

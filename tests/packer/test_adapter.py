@@ -13,9 +13,7 @@ from packer.errors import ValidationError
 from packer.traces.assign import generate_workload
 
 
-@pytest.mark.parametrize(
-    "name", ["", "x" * 257, 7, None, "\ud800", "a\0", "a\nb", "\x1b[2J", "a\x7f", "\x85"]
-)
+@pytest.mark.parametrize("name", ["", "x" * 257, 7, None, "\ud800", "a\0", "a\nb", "\x1b[2J", "a\x7f", "\x85"])
 def test_names(name: object) -> None:
     """A name is text of 1 to 256 characters that a file and a command line can hold."""
     with pytest.raises(ValidationError, match="name"):

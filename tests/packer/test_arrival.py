@@ -38,9 +38,7 @@ def test_trace_takes_lists_of_whole_numbers() -> None:
     for each in bad:
         with pytest.raises(ValidationError):
             replace(good, **each)
-    with pytest.raises(
-        ValidationError, match=r"input_tokens .* row of whole numbers, got 20\.5 in place 1\."
-    ):
+    with pytest.raises(ValidationError, match=r"input_tokens .* row of whole numbers, got 20\.5 in place 1\."):
         replace(good, **bad[0])
 
 

@@ -74,9 +74,7 @@ def test_blocks_are_rows_of_whole_numbers() -> None:
 def test_a_trace_has_the_blocks_of_its_prompts() -> None:
     """Each full block of a prompt has an id, at most each block of the request; the message names the request."""
     trace([32, 16], [1, 40], blocks([1, 2], [1, 3, 4]))
-    with pytest.raises(
-        ValidationError, match=r"request 1 \(33 tokens\), and at most 3 with its output, got 1"
-    ):
+    with pytest.raises(ValidationError, match=r"request 1 \(33 tokens\), and at most 3 with its output, got 1"):
         trace([16, 33], [1, 1], blocks([1], [2]))
     with pytest.raises(ValidationError, match="at most 2 with its output, got 3"):
         trace([16], [16], blocks([1, 2, 3]))
@@ -93,9 +91,7 @@ def test_blocks_stay_with_their_requests() -> None:
         [Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)],
         arrivals=Arrivals(
             "trace",
-            trace=RequestTrace(
-                whole.time_s, np.array([0, 1, 0]), whole.input_tokens, whole.output_tokens, blocks=held
-            ),
+            trace=RequestTrace(whole.time_s, np.array([0, 1, 0]), whole.input_tokens, whole.output_tokens, blocks=held),
         ),
     )
     part = fleet.subset([0]).arrivals.trace

@@ -24,9 +24,7 @@ def test_equal_servers_in_one_call(toy_profile: Profile) -> None:
 def test_lists_make_an_equal_cluster(toy_profile: Profile) -> None:
     """A cluster of lists, or of what gives its items once, is that of tuples."""
     made = Cluster.of(toy_profile, 2, max_loras=4)
-    assert Cluster(list(made.kinds), iter(made.servers), [{"a": 1.0}] * 2) == replace(
-        made, placement=({"a": 1.0},) * 2
-    )
+    assert Cluster(list(made.kinds), iter(made.servers), [{"a": 1.0}] * 2) == replace(made, placement=({"a": 1.0},) * 2)
 
 
 def test_unknown_kind_names_what_exists(toy_profile: Profile) -> None:

@@ -23,9 +23,7 @@ def _replay(second_s: float) -> Workload:
 
 def test_equal_content_has_one_fingerprint() -> None:
     """Types of numbers, the order of keys, empty parts and the workload's name do not count."""
-    assert fingerprint(a=1, b={"x": 2.0, "y": (3,)}) == fingerprint(
-        b={"y": [3.0], "x": 2}, a=1.0, c=None, d={}
-    )
+    assert fingerprint(a=1, b={"x": 2.0, "y": (3,)}) == fingerprint(b={"y": [3.0], "x": 2}, a=1.0, c=None, d={})
     assert replace(FLEET, name="other").fingerprint == FLEET.fingerprint
 
 

@@ -42,9 +42,7 @@ def test_a_goal_is_read_from_text_alone(value: object) -> None:
 
 def test_a_key_says_where_its_limit_counts() -> None:
     """Statistics count for adapters, gaps' quantiles and `server.` for servers, plain names for each request."""
-    goal = Slo().parsed(
-        ["p99_ttft_ms=900,server.mean_ttft_ms=300,p99_itl_ms=80,e2e_ms=9000,request_share=0.9"]
-    )
+    goal = Slo().parsed(["p99_ttft_ms=900,server.mean_ttft_ms=300,p99_itl_ms=80,e2e_ms=9000,request_share=0.9"])
     assert goal.keys("adapter") == ("p99_ttft_ms",)
     assert goal.keys("server") == ("p99_itl_ms", "server.mean_ttft_ms")
     assert goal.keys("request") == ("e2e_ms",)

@@ -62,9 +62,7 @@ def test_an_adapter_is_not_placed_on_another_model() -> None:
     """A server of another base model can't serve an adapter, whoever made the plan."""
     right = [Bin((0,), LLAMA.settings(1, 8), LLAMA), Bin((1,), QWEN.settings(1, 8), QWEN)]
     check_placement(FLEET, right, ())
-    with pytest.raises(
-        ValidationError, match="server 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"
-    ):
+    with pytest.raises(ValidationError, match="server 0 serves 'Qwen', and its adapter 'a' is for 'org/Test-Model'"):
         check_placement(FLEET, [Bin((0, 1), QWEN.settings(2, 8), QWEN)], ())
 
 
@@ -89,9 +87,7 @@ def test_a_measured_and_an_estimated_profile_of_a_model_are_kinds_of_it() -> Non
 def test_an_adapter_that_comes_goes_to_its_model() -> None:
     """Of two servers with room only that of its base model takes it; without one it has no place."""
     bins = [Bin((0,), LLAMA.settings(1, 8), LLAMA), Bin((1,), QWEN.settings(1, 8), QWEN)]
-    more = Workload(
-        [*FLEET.adapters, Adapter("c", 8, 1.0, model="qwen"), Adapter("d", 8, 1.0, model="third")]
-    )
+    more = Workload([*FLEET.adapters, Adapter("c", 8, 1.0, model="qwen"), Adapter("d", 8, 1.0, model="third")])
     found, unplaced = placed(more, bins, [2, 3])
     assert [item.adapters for item in found] == [(0,), (1, 2)]
     assert unplaced == (3,)
@@ -111,9 +107,7 @@ def test_every_entry_point_refuses_the_adapters_of_another_model() -> None:
     ]
     for call in calls:
         call(FLEET.subset([0]))
-        with pytest.raises(
-            IncompatibleError, match="serves the base model 'qwen', got profiles of test-model"
-        ):
+        with pytest.raises(IncompatibleError, match="serves the base model 'qwen', got profiles of test-model"):
             call(others)
     with pytest.raises(ValidationError, match="one base model for one server, got org/Test-Model, qwen"):
         evaluate_server(FLEET, LLAMA, max_loras=2, predictor=AnalyticPredictor())

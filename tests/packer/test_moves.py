@@ -136,9 +136,7 @@ def test_adapters_that_the_plan_does_not_name_stay() -> None:
     assert change.unload == ((0, "other"),)
 
 
-placements = st.lists(
-    st.dictionaries(st.sampled_from("abcdefgh"), st.just(1.0), max_size=6), min_size=2, max_size=4
-)
+placements = st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.just(1.0), max_size=6), min_size=2, max_size=4)
 
 
 def whole(placed: list[dict[str, float]]) -> list[dict[str, float]]:

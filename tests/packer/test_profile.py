@@ -43,9 +43,7 @@ def test_shipped_profiles_name_their_repositories() -> None:
 
 def test_a_new_field_with_a_default_keeps_the_fingerprint(toy_profile: Profile) -> None:
     """A later version adds fields to a part of the profile: at its default a field is not hashed."""
-    later = make_dataclass(
-        "Later", [("answer_ms", float, field(default=0.0))], bases=(EngineSpec,), frozen=True
-    )
+    later = make_dataclass("Later", [("answer_ms", float, field(default=0.0))], bases=(EngineSpec,), frozen=True)
     engine = later(**asdict(toy_profile.engine))
     assert replace(toy_profile, engine=engine).fingerprint == toy_profile.fingerprint
     changed = later(**asdict(toy_profile.engine), answer_ms=5.0)
@@ -72,9 +70,7 @@ def test_an_estimate_says_so(toy_profile: Profile) -> None:
     assert replace(toy_profile, calibrated=True).label == "toy"
 
 
-@pytest.mark.parametrize(
-    ("version", "old"), [("0.7.3", True), ("v0.6", True), ("0.8.0", False), ("0", False)]
-)
+@pytest.mark.parametrize(("version", "old"), [("0.7.3", True), ("v0.6", True), ("0.8.0", False), ("0", False)])
 def test_an_engine_older_than_v1_is_marked(toy_profile: Profile, version: str, old: bool) -> None:
     """Steps of vLLM before 0.8 are simulated as V1's: the label says so, for vLLM alone."""
     profile = replace(toy_profile, calibrated=True, engine=replace(toy_profile.engine, version=version))

@@ -33,9 +33,7 @@ def entries(monkeypatch: pytest.MonkeyPatch):
     registry._entries.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("objective", "gpus"), ("predictor", "twin"), ("solver", "greedy")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("objective", "gpus"), ("predictor", "twin"), ("solver", "greedy")])
 def test_built_ins_come_by_the_same_door(kind: str, name: str) -> None:
     """Built-in strategies are entry points like a plug-in's, and load."""
     assert name in registry.names(kind)
@@ -109,9 +107,7 @@ def test_an_error_of_a_plug_in_s_own_code_names_it(entries, tmp_path: Path, monk
     (tmp_path / "faulty.py").write_text(FAULTY)
     monkeypatch.syspath_prepend(tmp_path)
     entries(("broken", "faulty:X"))
-    with pytest.raises(
-        PluginError, match=r"the solver 'broken' \(faulty:X\) .*raised KeyError: 'boom'"
-    ) as caught:
+    with pytest.raises(PluginError, match=r"the solver 'broken' \(faulty:X\) .*raised KeyError: 'boom'") as caught:
         registry.make("solver", "broken")
     assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(KeyError), registry.blaming_plugins():

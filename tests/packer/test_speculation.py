@@ -46,9 +46,7 @@ def test_vllm_is_not_started_without_a_drafter() -> None:
     assert SpeculationSpec("mtp", 1, 0.6).config == {"method": "mtp", "num_speculative_tokens": 1}
     for method in ("draft_model", "eagle", "eagle3"):
         spec = SpeculationSpec(method, 1, 0.6)
-        with pytest.raises(
-            ValidationError, match=rf"a setting model .* does not start {method} .* got '{method}:num"
-        ):
+        with pytest.raises(ValidationError, match=rf"a setting model .* does not start {method} .* got '{method}:num"):
             _ = spec.config
 
 
@@ -72,9 +70,7 @@ def test_a_step_pays_for_its_drafts() -> None:
     one = RequestTrace(np.zeros(1), np.zeros(1, int), np.array([30]), np.array([50]))
     fleet = Workload([Adapter("a", 8, 1.0, acceptance=0.0)], arrivals=Arrivals("trace", trace=one))
     for pass_ms in (0.0, 0.8):
-        engine = replace(
-            _with().engine, async_scheduling=False, speculation=replace(spec, draft_pass_ms=pass_ms)
-        )
+        engine = replace(_with().engine, async_scheduling=False, speculation=replace(spec, draft_pass_ms=pass_ms))
         run = simulate(fleet, replace(_with(), engine=engine), max_loras=1, duration_s=30)
         times.append(run.engine_mean_tpot_ms)
     assert times[1] - times[0] == pytest.approx(0.8 * 3, rel=1e-6)
@@ -113,9 +109,7 @@ def test_drafts_fit_into_a_step() -> None:
 
 def test_priorities_and_acceptance_round_trip(tmp_path: Path) -> None:
     """Every format holds them; a trace has a priority for each request, and a wrong one is named."""
-    fleet = Workload(
-        [Adapter("a", 8, 1.0, priority=-2, acceptance=0.25), Adapter("b", 16, 0.5)], name="fleet"
-    )
+    fleet = Workload([Adapter("a", 8, 1.0, priority=-2, acceptance=0.25), Adapter("b", 16, 0.5)], name="fleet")
     for ending in ("csv", "parquet", "json", "yaml"):
         path = tmp_path / f"fleet.{ending}"
         write_workload(fleet, path)

@@ -25,10 +25,7 @@ rates = st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=12)
 
 def fleet(values: list[float]) -> Workload:
     return Workload(
-        [
-            Adapter(f"a{k}", 8, rate, Lengths.gamma(100.0 + k, 1.0) if k % 2 else None)
-            for k, rate in enumerate(values)
-        ]
+        [Adapter(f"a{k}", 8, rate, Lengths.gamma(100.0 + k, 1.0) if k % 2 else None) for k, rate in enumerate(values)]
     )
 
 
@@ -145,9 +142,7 @@ def test_a_fleet_at_other_rates_is_the_fleet_made_anew() -> None:
 @pytest.mark.parametrize(("rate", "factor"), [(1e6, 1.0404), (1e-12, 0.5), (1e6, 1e-300)])
 def test_a_scaled_rate_may_leave_the_range_of_given_rates(rate: float, factor: float) -> None:
     """A rate that no user gave is any finite number above 0, also where sessions and prefixes are taken out."""
-    scaled = Workload([Adapter("a", 8, rate, shared_prefix_tokens=10, sessions=Sessions(turns=4))]).scaled(
-        factor
-    )
+    scaled = Workload([Adapter("a", 8, rate, shared_prefix_tokens=10, sessions=Sessions(turns=4))]).scaled(factor)
     assert scaled.rate == scaled.as_independent(cached=True).rate == rate * factor
     own = scaled.as_independent(cached=True)
     assert simulate(own, small_profile(), max_loras=1, duration_s=1e-3).status == "ok"
@@ -191,9 +186,7 @@ def test_models_are_named_by_all_or_none() -> None:
     assert both.models == ("llama", "qwen")
     assert both.subset([1]).models == ("qwen",)
     assert Workload([Adapter("a", 8, 1.0)]).models == ()
-    with pytest.raises(
-        ValidationError, match="every adapter to name its base model, or none, got 'b' without"
-    ):
+    with pytest.raises(ValidationError, match="every adapter to name its base model, or none, got 'b' without"):
         Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0)])
     with pytest.raises(ValidationError, match="the model of adapter 'a'"):
         Adapter("a", 8, 1.0, model="")

@@ -115,9 +115,7 @@ def _lfu(adapters: list[int], capacity: int) -> int:
 @pytest.mark.parametrize("capacity", [3, 10])
 def test_cache_is_what_its_rule_says(rule: str, capacity: int) -> None:
     """Loads of jobs that run one at a time, at a load that leaves none waiting, against each rule's definition."""
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 1.0 / (i + 1)) for i in range(20)], Lengths.constant(1), Lengths.constant(4)
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0 / (i + 1)) for i in range(20)], Lengths.constant(1), Lengths.constant(4))
     system = System("jobs", "", "", "round-robin", engine="job", cache=rule, memory="unified")
     cluster = Cluster.of(_profile(5.0, cells=8 * capacity), 1, max_loras=1, max_lora_rank=8)
     run = simulate_cluster(fleet, cluster, system, duration_s=1000.0)
@@ -159,9 +157,7 @@ def _ends(jobs: list[tuple[float, int, float]], parallel: int, capacity: int, lo
 
 def test_servers_behind_a_router_are_the_oracle() -> None:
     """Jobs at each of several servers, stopped whenever a request is routed, end when the oracle says."""
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 3.0) for i in range(6)], Lengths.constant(1), Lengths.gamma(STEPS, 1.0)
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 3.0) for i in range(6)], Lengths.constant(1), Lengths.gamma(STEPS, 1.0))
     kind = ServerKind("gpu", _profile(200.0, cells=24), 1, 8, Jobs(3, 0.3))
     system = System("jobs", "", "", "most-idle", cache="lru", memory="unified")
     run = simulate_cluster(fleet, Cluster((kind,), ("gpu",) * 4), system, duration_s=60.0)

@@ -34,9 +34,7 @@ def _profile(rng: np.random.Generator) -> Profile:
         ModelSpec("tight", 0.0, 100.0, 25.0),
         GpuSpec("tight", 1e9),
         EngineSpec("lightllm", "0", int(rng.integers(30, 90)), 64, 32),
-        MemorySpec(
-            float(rng.integers(60, 250)) * 100.0, 0.0, 0.0, 1, str(rng.choice(["unified", "reserved"]))
-        ),
+        MemorySpec(float(rng.integers(60, 250)) * 100.0, 0.0, 0.0, 1, str(rng.choice(["unified", "reserved"]))),
         LatencySpec("linear", law, 16),
         LoadingSpec(int(rng.integers(0, 300)) / 16, int(rng.integers(0, 16)) / 16),
         calibrated=True,
@@ -149,10 +147,7 @@ def test_engine_is_the_oracle(mode: str, rule: str) -> None:
         assert run.adapter_loads == naive.loads
         assert run.state.servers[0].unawaited == naive.unawaited
         assert run.state.servers[0].peak_blocks == naive.most_used <= run.state.servers[0].kv_blocks
-        assert (
-            run.sent
-            == run.completed + run.aborted + run.state.servers[0].running + run.state.servers[0].waiting
-        )
+        assert run.sent == run.completed + run.aborted + run.state.servers[0].running + run.state.servers[0].waiting
         served += run.completed
         aborted += run.aborted
     assert served > 300

@@ -17,15 +17,11 @@ from packer.twin.cluster.system import System
 from packer.twin.run import Run
 from packer.workload import Workload
 
-FLEET = Workload(
-    [Adapter(f"a{i}", 8 << i % 3, 0.1) for i in range(20)], Lengths.gamma(60, 0.7), Lengths.gamma(20, 0.7)
-)
+FLEET = Workload([Adapter(f"a{i}", 8 << i % 3, 0.1) for i in range(20)], Lengths.gamma(60, 0.7), Lengths.gamma(20, 0.7))
 
 
 def _run(profile: Profile, loading: str, seed: int = 0) -> Run:
-    how = System(
-        "test", "", "", "most-idle", engine="lightllm:max_wait_tokens=1", cache="drop", loading=loading
-    )
+    how = System("test", "", "", "most-idle", engine="lightllm:max_wait_tokens=1", cache="drop", loading=loading)
     cluster = Cluster.of(profile, 1, max_loras=20, max_lora_rank=32)
     return simulate_cluster(FLEET, cluster, how, duration_s=100.0, seed=seed)
 
@@ -84,9 +80,7 @@ def test_prefill_with_the_cpu(
     trace = RequestTrace(np.array([0.0]), np.array([0]), np.array([prompt]), np.array([1]))
     fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
     assist = f"cpu-assist:cores={cores},core_gflop_s={per_rank / 0.5e6},sync_ms=0"
-    how = System(
-        "test", "", "", "round-robin", "lightllm:max_wait_tokens=1", "drop", assist, memory="unified"
-    )
+    how = System("test", "", "", "round-robin", "lightllm:max_wait_tokens=1", "drop", assist, memory="unified")
     cluster = replace(Cluster.of(profile, servers, max_loras=2), nodes=(Node(servers),))
     run = simulate_cluster(fleet, cluster, how, duration_s=5.0)
     assert run.mean_ttft_ms == pytest.approx(expected_ms)

@@ -17,9 +17,7 @@ from packer.profile import Profile
 def job(server: Profile) -> Frontier:
     """Half of the adapters with rank 8, half with rank 128, whose slots leave little KV cache."""
     rates = np.random.default_rng(5).lognormal(np.log(0.25), 0.6, 120)
-    return Frontier(
-        Workload([Adapter(f"a{k}", (8, 128)[k % 2], float(rate)) for k, rate in enumerate(rates)]), server
-    )
+    return Frontier(Workload([Adapter(f"a{k}", (8, 128)[k % 2], float(rate)) for k, rate in enumerate(rates)]), server)
 
 
 def test_large_slots_are_for_those_that_need_them(job: Frontier) -> None:
@@ -42,10 +40,7 @@ def test_servers_left_over_go_where_servers_have_most_load(job: Frontier) -> Non
     n = next(n for n in range(2, 12) if next(apart.on(n), None) is not None)
     (fewest,), (more,) = apart.on(n), apart.on(n + 1)
     loads = [
-        {
-            rank: [item.offered_tok_s(job.workload) for item in bins if item.max_lora_rank == rank]
-            for rank in (8, 128)
-        }
+        {rank: [item.offered_tok_s(job.workload) for item in bins if item.max_lora_rank == rank] for rank in (8, 128)}
         for bins in (fewest, more)
     ]
     fullest = max((8, 128), key=lambda rank: np.mean(loads[0][rank]))
@@ -72,9 +67,7 @@ def test_near_ranks_share_servers_where_there_are_fewer_than_ranks(server: Profi
     """Four ranks on two servers: the largest has one of them. On three the others have two, of equal load although one
     adapter has a fifth of it."""
     share = 1.0 / np.arange(1, 81)
-    low = [
-        Adapter(f"a{k}", (8, 16, 32)[k % 3], float(rate)) for k, rate in enumerate(10.0 * share / share.sum())
-    ]
+    low = [Adapter(f"a{k}", (8, 16, 32)[k % 3], float(rate)) for k, rate in enumerate(10.0 * share / share.sum())]
     job = Frontier(Workload([*low, *(Adapter(f"b{k}", 128, 0.1) for k in range(30))]), server)
     (two,), (three,) = Apart(job).on(2), Apart(job).on(3)
     assert [item.max_lora_rank for item in (*two, *three)] == [32, 128, 32, 32, 128]

@@ -36,9 +36,7 @@ def test_a_combination_that_fails_costs_no_other(
 ) -> None:
     """Its row says what happened, and the others are there."""
 
-    def sometimes(
-        workload: Workload, profile: Profile, objective: Any = "gpus", *, solver: str, **more: Any
-    ) -> Plan:
+    def sometimes(workload: Workload, profile: Profile, objective: Any = "gpus", *, solver: str, **more: Any) -> Plan:
         if solver == "maxbase":
             raise error
         return solve(workload, profile, objective, solver=solver, **more)

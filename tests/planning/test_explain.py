@@ -23,9 +23,7 @@ def too_hot(server: Profile, rate: float, max_replicas: int | None = None, slo: 
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_server_that_starves_has_no_latency_but_the_load_that_it_serves(
-    server: Profile, parts: int
-) -> None:
+def test_a_server_that_starves_has_no_latency_but_the_load_that_it_serves(server: Profile, parts: int) -> None:
     """How long requests wait for a server that starves depends on how long it is simulated: the share that it serves in
     an hour is given, and the number of parts that the load takes."""
     plan = too_hot(server, 200.0, parts)
@@ -42,9 +40,7 @@ def test_a_server_that_starves_has_no_latency_but_the_load_that_it_serves(
 def test_a_server_that_keeps_up_has_its_latencies(server: Profile) -> None:
     """A part that is served, but too late, is explained by its latencies."""
     told = too_hot(server, 38.0, 1, "p95_ttft_ms=200").reasons[0]
-    assert re.search(
-        r"p95 TTFT \d+ ms, ITL \d+ ms there\. What would help: --max-replicas, a faster GPU", told
-    )
+    assert re.search(r"p95 TTFT \d+ ms, ITL \d+ ms there\. What would help: --max-replicas, a faster GPU", told)
 
 
 @pytest.mark.usefixtures("whole_hours")
@@ -58,9 +54,7 @@ def test_the_hour_that_breaks_a_part_explains_it(server: Profile) -> None:
 
 
 @pytest.mark.parametrize(("rate", "help_"), [(1e5, "--max-replicas 1973 or more"), (1e6, "a lower rate")])
-def test_a_rate_that_no_servers_serve_makes_a_plan_infeasible(
-    server: Profile, rate: float, help_: str
-) -> None:
+def test_a_rate_that_no_servers_serve_makes_a_plan_infeasible(server: Profile, rate: float, help_: str) -> None:
     """More requests than can be simulated starve the server; the plan says so, and what would help."""
     plan = too_hot(server, rate)
     assert help_ in plan.reasons[0]

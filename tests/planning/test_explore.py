@@ -123,9 +123,7 @@ def test_bursts_beyond_a_server_split_the_adapter_further(server: Profile) -> No
     (below,) = [row for row in rows if row["n_gpus"] == found.n_gpus - 1]
     assert not below["holds"]
     (told, *_) = packer.recommend(fleet, server, max_gpus=1).reasons
-    assert told.endswith(
-        "GPUs keep the goal in one hour and break it in another: leave out --gpus and --available."
-    )
+    assert told.endswith("GPUs keep the goal in one hour and break it in another: leave out --gpus and --available.")
     assert int(told.split()[0]) < found.n_gpus
 
 
@@ -188,9 +186,7 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_pat
 
 
 @pytest.mark.parametrize(("rates", "gpus"), [((8.5, 8.5), 3), ((2.5,), 2), ((37.5,), 5)])
-def test_a_spare_gpu_for_one_or_two_hot_adapters(
-    server: Profile, rates: tuple[float, ...], gpus: int
-) -> None:
+def test_a_spare_gpu_for_one_or_two_hot_adapters(server: Profile, rates: tuple[float, ...], gpus: int) -> None:
     """No more adapters than GPUs: each has parts on all of them, and what any GPU loses goes to the others."""
     found = packer.recommend(
         Workload([Adapter(f"a{k}", 16, rate, *LONG) for k, rate in enumerate(rates)]), server, spare=1
@@ -224,10 +220,7 @@ def test_a_number_of_gpus_holds_as_it_does_with_all_slots_tried(fleet: Workload,
     found = set()
     for n_gpus in (1, 2):
         alone = [
-            all(
-                any(job.kept.used([item.with_slots(n)])[0] <= 1.0 for n in candidates_of(item))
-                for item in bins
-            )
+            all(any(job.kept.used([item.with_slots(n)])[0] <= 1.0 for n in candidates_of(item)) for item in bins)
             for bins in job._proposals(n_gpus)
         ]
         assert job.at(n_gpus).holds == any(alone)
@@ -264,20 +257,14 @@ def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> N
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(1, 8), server)) <= 4
     assert likely_slots(quiet, Bin(tuple(range(64)), server.settings(48, 8), server)) == 48
     assert likely_slots(busy, Bin(tuple(range(24)), server.settings(1, 8), server)) == 24
-    mixed = replace(
-        busy, adapters=tuple(replace(a, rank=0) if k >= 12 else a for k, a in enumerate(busy.adapters))
-    )
+    mixed = replace(busy, adapters=tuple(replace(a, rank=0) if k >= 12 else a for k, a in enumerate(busy.adapters)))
     for slots in (1, 24):
         assert likely_slots(mixed, Bin(tuple(range(24)), server.settings(slots, 8), server)) == 12
     states = replace(server, model=replace(server.model, kv_shape=KvShape(request_tokens=20_000.0)))
-    assert (
-        likely_slots(busy, Bin(tuple(range(24)), states.settings(1, 8), states)) == 1
-    )  # the rest is for states
+    assert likely_slots(busy, Bin(tuple(range(24)), states.settings(1, 8), states)) == 1  # the rest is for states
 
 
-def test_the_plan_is_the_same_with_any_number_of_threads(
-    server: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_is_the_same_with_any_number_of_threads(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads change when an hour is simulated, and no figure of the plan."""
     few = Workload(
         [Adapter(f"a{k}", 16 if k % 3 else 32, 0.8 - 0.05 * k) for k in range(14)],

@@ -109,15 +109,11 @@ def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Prof
         running(replace(old, bins=()), busy)
 
 
-def test_a_plan_that_cannot_start_from_the_running_one_says_so(
-    busy: Workload, old: Plan, server: Profile
-) -> None:
+def test_a_plan_that_cannot_start_from_the_running_one_says_so(busy: Workload, old: Plan, server: Profile) -> None:
     """On other servers every adapter moves and every server is new: the plan has a reason, and these moves."""
     other = replace(server, engine=replace(server.engine, max_num_seqs=64))
     plan = packer.solve(busy, other, old_plan=old)
-    assert (
-        plan.reasons[-1] == "Planned without the running servers: the running plan has GPUs of another type."
-    )
+    assert plan.reasons[-1] == "Planned without the running servers: the running plan has GPUs of another type."
     assert plan.moves is not None
     assert plan.moves.adapters == tuple(range(len(busy)))
     assert set(plan.moves.servers) == {None}
@@ -148,8 +144,7 @@ def test_servers_keep_the_numbers_of_the_running_plan(
 def test_a_rank_that_grows_while_servers_are_added(busy: Workload, old: Plan, server: Profile) -> None:
     """An adapter whose rank no slot of its running server takes gets larger slots, also where it takes more servers."""
     adapters = [
-        replace(each, rank=64 if k == 3 else each.rank, rate=2.0 * each.rate)
-        for k, each in enumerate(busy.adapters)
+        replace(each, rank=64 if k == 3 else each.rank, rate=2.0 * each.rate) for k, each in enumerate(busy.adapters)
     ]
     plan = packer.recommend(replace(busy, adapters=tuple(adapters)), server, old_plan=old)
     assert plan.status is Status.FEASIBLE
@@ -180,9 +175,7 @@ def test_servers_without_room_exchange_adapters(server: Profile) -> None:
     assert all(0 in bins[0].adapters for bins in kept)
 
 
-def test_a_server_that_goes_on_keeps_its_settings_if_they_suffice(
-    busy: Workload, old: Plan, server: Profile
-) -> None:
+def test_a_server_that_goes_on_keeps_its_settings_if_they_suffice(busy: Workload, old: Plan, server: Profile) -> None:
     """Where adapters leave, or come to slots that suffice for all, no running server starts again; one whose slots
     would break the goal with those that come does, and the decision counts it."""
     few = busy.subset(sorted(np.argsort(busy.rates)[6:].tolist()))
@@ -233,9 +226,7 @@ def test_an_adapter_too_hot_for_one_server_is_spread_and_others_stay(server: Pro
 
 
 @pytest.mark.parametrize(("servers", "most"), [(2, 64), (3, 64), (5, 64), (5, 2)])
-def test_spread_adapters_get_all_of_their_requests(
-    servers: int, most: int, busy: Workload, server: Profile
-) -> None:
+def test_spread_adapters_get_all_of_their_requests(servers: int, most: int, busy: Workload, server: Profile) -> None:
     """Every candidate has every adapter, with shares that sum to 1; a hot one is on at most as many servers as are
     allowed, also where it was alone on its server, and with parts before on a server that closes."""
     shares = (0.5, *(1.0,) * 20)
@@ -246,9 +237,7 @@ def test_spread_adapters_get_all_of_their_requests(
     ]
     hot = replace(busy, adapters=(*(replace(a, rate=40.0) for a in busy.adapters[:2]), *busy.adapters[2:]))
     most_tok_s = hot.offered_tok_s / servers * 1.05
-    found = list(
-        nearby(hot, old, servers, lambda item: item.offered_tok_s(hot) < most_tok_s, {0: 2, 1: 2}, most)
-    )
+    found = list(nearby(hot, old, servers, lambda item: item.offered_tok_s(hot) < most_tok_s, {0: 2, 1: 2}, most))
     for bins in found:
         assert len(bins) <= servers
         total = np.zeros(len(hot))
@@ -261,15 +250,11 @@ def test_spread_adapters_get_all_of_their_requests(
 
 
 @pytest.mark.parametrize("plan", [packer.recommend, packer.solve])
-def test_a_server_without_lora_starts_again_for_its_first_adapter(
-    plan: Callable[..., Plan], server: Profile
-) -> None:
+def test_a_server_without_lora_starts_again_for_its_first_adapter(plan: Callable[..., Plan], server: Profile) -> None:
     """A running server of the base model alone has slots once it holds an adapter, and goes on as it is until then."""
     base = Workload([Adapter("base", 0, 1.0)])
     old = plan(base, server)
     off = replace(old, bins=tuple(replace(item, settings=server.settings(0, 8)) for item in old.bins))
     assert plan(base.scaled(1.1), server, old_plan=off).bins == off.bins
-    (found,) = plan(
-        replace(base, adapters=(*base.adapters, Adapter("first", 8, 0.5))), server, old_plan=off
-    ).bins
+    (found,) = plan(replace(base, adapters=(*base.adapters, Adapter("first", 8, 0.5))), server, old_plan=off).bins
     assert (found.adapters, found.max_loras > 0) == ((0, 1), True)

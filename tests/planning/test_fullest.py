@@ -23,9 +23,7 @@ def most_on_one(job: Frontier) -> int:
 
     def holds(n: int) -> bool:
         alone = Bin(tuple(range(n)), job.profile.settings(n, 16), job.profile)
-        return (
-            job.kept.used(with_best_slots(job.kept, [alone], job.kept.hours, job.over, tight=1.0))[0] <= 1.0
-        )
+        return job.kept.used(with_best_slots(job.kept, [alone], job.kept.hours, job.over, tight=1.0))[0] <= 1.0
 
     return reach(holds, 1, len(job.workload), 40, 8)[0]
 

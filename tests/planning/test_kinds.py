@@ -125,10 +125,7 @@ def test_the_decision_says_what_to_buy_and_what_it_gives(two_models: Plan) -> No
     """All GPUs and their price come first; each model has its servers, latency, room, and what other kinds take."""
     text = two_models.decision
     assert text.startswith("2 GPUs, $5.00 per hour.\n1 × cheap GPU (Llama-3.1-8B-Instruct, vLLM 0.8.5")
-    assert (
-        f"{LLAMA.name} would take 1 GPU, $3.00 per hour.\n1 × H100 64GB (Qwen2.5-7B-Instruct, vLLM 0.8.5"
-        in text
-    )
+    assert f"{LLAMA.name} would take 1 GPU, $3.00 per hour.\n1 × H100 64GB (Qwen2.5-7B-Instruct, vLLM 0.8.5" in text
     assert text.count("holds to") == 2
 
 
@@ -146,12 +143,7 @@ def test_every_adapter_of_every_model_has_its_figures(two_models: Plan) -> None:
 
 def test_the_parts_of_the_plan_fit_together(two_models: Plan) -> None:
     """Evaluations and room are in the order of the servers, and every adapter has one."""
-    assert (
-        len(two_models.evaluations)
-        == len(two_models.bins)
-        == len(two_models.rooms)
-        == len(two_models.headroom)
-    )
+    assert len(two_models.evaluations) == len(two_models.bins) == len(two_models.rooms) == len(two_models.headroom)
     placed = sorted(i for item in two_models.bins for i in item.adapters)
     assert placed == list(range(len(two_models.workload)))
     for row, item in zip(two_models.evaluations, two_models.bins, strict=True):
@@ -255,9 +247,7 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
     offered = [first.profile, other.profile]
     judged(kinds.Mix(cast("Any", job), profiles=offered, margins=dict.fromkeys(offered, 0.1)))
     margins = [0.1, 0.1, *(pytest.approx(0.1 + more) for more in MIXED[1:])]
-    assert asked == [
-        (k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)
-    ]
+    assert asked == [(k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)]
 
 
 def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,7 @@ def test_no_further_class_is_planned_once_the_time_is_over(server: Profile) -> N
     half = replace(made[0], time_limit_s=100.0, stop=lambda: False)
     half.started -= 60.0
     assert list(half.apart[1].on(3)) == []
-    assert half.apart[1]._jobs == {}, (
-        "the second half of the time is for plans with all classes on each server"
-    )  # type: ignore[attr-defined]
+    assert half.apart[1]._jobs == {}, "the second half of the time is for plans with all classes on each server"  # type: ignore[attr-defined]
 
 
 def test_each_class_survives_the_loss_of_one_of_its_own_servers(server: Profile) -> None:

@@ -43,9 +43,7 @@ def test_a_limit_of_requests_says_which_share_keeps_it(server: Profile) -> None:
     """Of a limit of each request the share within it on an idle server is given."""
     fleet = FLEET.held_to({"ttft_ms": 40.0})
     (text,) = unreachable(lone_run(fleet, part(fleet, server, 0, 1), seed=0))
-    assert text.startswith(
-        "TTFT of a request 40 ms cannot be met for 99 % of the requests: an idle server keeps it"
-    )
+    assert text.startswith("TTFT of a request 40 ms cannot be met for 99 % of the requests: an idle server keeps it")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +54,7 @@ def test_a_limit_of_requests_says_which_share_keeps_it(server: Profile) -> None:
         ("p95_e2e_ms=2000", "hot", "p95 latency 2 s cannot be met: an idle server needs "),
     ],
 )
-def test_the_plan_for_such_a_goal_is_small_and_says_why(
-    server: Profile, slo: str, name: str, words: str
-) -> None:
+def test_the_plan_for_such_a_goal_is_small_and_says_why(server: Profile, slo: str, name: str, words: str) -> None:
     """Whatever adapter breaks a goal alone, no GPUs are added for it, and the reason names both times."""
     plan = packer.recommend(FLEET, server, slo=slo)
     assert plan.status is Status.INFEASIBLE

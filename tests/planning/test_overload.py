@@ -22,8 +22,7 @@ def fleet() -> packer.Workload:
     """60 adapters of three ranks with more load than two H100 serve."""
     weights = 1.0 / np.arange(1, 61) ** 0.7
     adapters = [
-        packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], 75.0 * weight / weights.sum())
-        for i, weight in enumerate(weights)
+        packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], 75.0 * weight / weights.sum()) for i, weight in enumerate(weights)
     ]
     return packer.Workload(adapters).held_to(SLO)
 
@@ -52,16 +51,12 @@ def test_more_requests_keep_their_limits_than_on_the_plan_of_least_latency(
 def test_the_system_packer_is_that_plan(fleet: packer.Workload, h100: packer.Profile, job: Frontier) -> None:
     """`compare` on too few servers: more requests keep their limits than by hashing or on the most idle server."""
     cluster = Cluster.of(h100, 2, max_loras=32, max_lora_rank=32)
-    found = packer.compare_systems(
-        fleet, cluster, ["packer", "hrw", "vllm"], seeds=1, duration_s=600.0, slo=SLO
-    )
+    found = packer.compare_systems(fleet, cluster, ["packer", "hrw", "vllm"], seeds=1, duration_s=600.0, slo=SLO)
     ours, *others = [row.figures["slo_attainment"].mean or 0.0 for row in found]
     assert ours > max(others)
     plan = packer.recommend(fleet, h100, max_gpus=2)
     assert plan.status.value == "infeasible"
-    assert sorted(item.max_loras for item in plan.bins) == sorted(
-        item.max_loras for item in job.at_most(2).plan.bins
-    )
+    assert sorted(item.max_loras for item in plan.bins) == sorted(item.max_loras for item in job.at_most(2).plan.bins)
 
 
 def test_a_number_that_keeps_the_goal_stays(h100: packer.Profile) -> None:

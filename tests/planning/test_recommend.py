@@ -140,9 +140,7 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
     assert many == (found.reasons[0].replace("server 0", "servers 3, 4"),)
 
 
-def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
-    server: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_fresh_hours_break_to_the_end_is_none(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs."""
     monkeypatch.setattr("packer.planning.recommend.ROUNDS", 1)
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
@@ -183,15 +181,11 @@ def test_a_goal_that_no_server_keeps_is_answered_with_what_can_be_kept(
     assert len({item.adapters for item, *_ in simulated if len(item.adapters) == 1}) == 1
 
 
-def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(
-    plan: Plan, fleet: Workload, server: Profile
-) -> None:
+def test_fewer_gpus_with_a_fine_ttft_say_what_they_break(plan: Plan, fleet: Workload, server: Profile) -> None:
     """A number of GPUs whose worst TTFT is within the limit names the limit that breaks, with the adapters' own
     figures."""
     (point, *_) = packer.frontier(fleet, server, max_gpus=2)
-    few = replace(
-        point, n_gpus=7, holds=False, broken_later=False, worst_adapter_ttft_ms=400.0, mean_itl_ms=90.0
-    )
+    few = replace(point, n_gpus=7, holds=False, broken_later=False, worst_adapter_ttft_ms=400.0, mean_itl_ms=90.0)
     chat = Slo(classes=(("chat", Limits(300.0)),))
     classed = replace(fleet, adapters=tuple(replace(each, slo_class="chat") for each in fleet.adapters))
     batch = Slo(classes=(("chat", Limits(15_000.0)),))
@@ -236,9 +230,7 @@ def test_too_few_gpus_are_all_used(server: Profile) -> None:
     found = packer.recommend(Workload([Adapter("hot", 8, 150.0)]), server, max_gpus=3)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 3)
     second = found.decision.splitlines()[1]
-    assert re.match(
-        r"\d\d% of the load is served: TTFT p95 ", second
-    )  # of what is not served nothing is known
+    assert re.match(r"\d\d% of the load is served: TTFT p95 ", second)  # of what is not served nothing is known
 
 
 def test_an_hour_without_requests_is_told_in_words(server: Profile) -> None:
@@ -272,9 +264,7 @@ def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workloa
     short = Workload([Adapter("a", 8, 0.05, None, Lengths.constant(1))])
     found = packer.recommend(short, server, slo=Slo(Limits(1.0, 1.0)))
     assert found.status is Status.INFEASIBLE
-    assert re.fullmatch(
-        r"p95 TTFT 1 ms cannot be met: an idle server needs [\d.]+ ms for .*", found.reasons[0]
-    )
+    assert re.fullmatch(r"p95 TTFT 1 ms cannot be met: an idle server needs [\d.]+ ms for .*", found.reasons[0])
 
 
 def test_a_replayed_trace_has_a_plan_without_room(server: Profile) -> None:
@@ -382,9 +372,7 @@ def test_the_requests_of_a_log_keep_the_goal_as_they_were(server: Profile) -> No
     ]
     assert held == [False, True]
     decision = found.decision
-    assert (
-        f"{found.n_gpus - 1} GPUs break the goal in another hour: requests of the log, replayed," in decision
-    )
+    assert f"{found.n_gpus - 1} GPUs break the goal in another hour: requests of the log, replayed," in decision
 
 
 def test_a_log_that_no_plan_keeps_is_told(server: Profile) -> None:

@@ -107,22 +107,16 @@ def test_an_adapter_alone_on_its_server_gets_no_copies_beyond_those_allowed(
         (2, [{0: 0.75, 1: 1.0, 4: 1.0}, {2: 1.0, 0: 0.25}, {3: 1.0}]),
     ],
 )
-def test_a_server_gives_part_of_a_hot_adapter_away(
-    server: Profile, copies: int, held: list[dict[int, float]]
-) -> None:
+def test_a_server_gives_part_of_a_hot_adapter_away(server: Profile, copies: int, held: list[dict[int, float]]) -> None:
     """Servers that cannot divide all their adapters anew may divide one: the smallest part of the hottest one that
     suffices goes to the server with the most room; a whole adapter goes if it may have no copies."""
     loads, ranks = (700.0, 330.0, 500.0, 990.0, 100.0), (8, 8, 16, 16, 8)
     tokens = float(Workload([Adapter("a", 8, 1.0)]).mean_tokens[0])
     fleet = Workload(
-        [
-            Adapter(f"a{i}", rank, load / tokens)
-            for i, (rank, load) in enumerate(zip(ranks, loads, strict=True))
-        ]
+        [Adapter(f"a{i}", rank, load / tokens) for i, (rank, load) in enumerate(zip(ranks, loads, strict=True))]
     )
     bins = [
-        Bin(part, server.settings(len(part), rank), server)
-        for part, rank in (((0, 1, 4), 8), ((2,), 16), ((3,), 16))
+        Bin(part, server.settings(len(part), rank), server) for part, rank in (((0, 1, 4), 8), ((2,), 16), ((3,), 16))
     ]
     made = dealt_anew(_Loaded(fleet, fleet, 1, Hours()), [bins], [Hour(fleet, 1)], lambda: False, copies)
     assert made is not None
@@ -131,9 +125,7 @@ def test_a_server_gives_part_of_a_hot_adapter_away(
 
 
 @pytest.mark.parametrize(("rank", "order"), [(8, [2, 0, 1]), (16, [1, 2, 0])])
-def test_adapters_that_need_larger_slots_are_given_away_last(
-    server: Profile, rank: int, order: list[int]
-) -> None:
+def test_adapters_that_need_larger_slots_are_given_away_last(server: Profile, rank: int, order: list[int]) -> None:
     """The slots of the other server stay as small as they are if another hot adapter suffices."""
     fleet = Workload([Adapter(f"a{rate}", 16 if rate == 3 else 8, rate) for rate in (1, 3, 2, 4)])
     one, other = Bin((0, 1, 2), server.settings(3, 16), server), Bin((3,), server.settings(1, rank), server)

@@ -28,9 +28,7 @@ from packer.workload import Workload
 @pytest.mark.parametrize("rates", [(60.0, 0.1), (1.0, 1.0, 1.0), (500.0,), (3.0, 2.0, 1.0)])
 @pytest.mark.parametrize("parts", [{}, {0: 3}, {0: None}])
 @pytest.mark.parametrize("allowed", [None, 8])
-def test_every_gpu_has_a_part(
-    rates: tuple[float, ...], parts: dict[int, int | None], allowed: int | None
-) -> None:
+def test_every_gpu_has_a_part(rates: tuple[float, ...], parts: dict[int, int | None], allowed: int | None) -> None:
     """Up to the most GPUs of use there is a part for each, beyond it there is not."""
     fleet = Workload([Adapter(f"a{k}", 8, rate) for k, rate in enumerate(rates)])
     replicas = Replicas(fleet, parts)
@@ -158,9 +156,7 @@ def kept_of(fleet: Workload, stop: Callable[[], bool] = lambda: False) -> KeptHo
     return KeptHours(fleet, fleet, 0, PlannedHours(0, stop))
 
 
-def test_a_hot_adapter_has_as_many_parts_as_it_needs(
-    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hot_adapter_has_as_many_parts_as_it_needs(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a limit of the user's, an adapter gets more than 64 parts where its load takes more."""
     monkeypatch.setattr("packer.twin.parts.HOUR_S", 10.0)
     fleet = Workload([Adapter("hot", 8, 11_000.0)])
@@ -171,9 +167,7 @@ def test_a_hot_adapter_has_as_many_parts_as_it_needs(
     assert needed(kept_of(fleet), toy_profile, parts - 2) == {0: None}
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"arrivals": Arrivals("unpredictable")}, {"sessions": Sessions(turns=4)}]
-)
+@pytest.mark.parametrize("more", [{}, {"arrivals": Arrivals("unpredictable")}, {"sessions": Sessions(turns=4)}])
 def test_parts_that_are_far_too_large_are_not_simulated(
     more: dict[str, Any], toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,19 +54,14 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     takes, or one for a server without that delay."""
     text = plan.decision
     assert plan.n_gpus == 2
-    assert re.search(
-        r"breaks the goal .*: requests wait up to \d+\.\d s in the first \d0 s after a start\.", text
-    )
+    assert re.search(r"breaks the goal .*: requests wait up to \d+\.\d s in the first \d0 s after a start\.", text)
     weaker = plan.statistics["weaker_goals"]
     assert isinstance(weaker, dict)
     assert set(weaker.values()) == {1}
     assert "all but the first minutes after a start" in weaker
     assert text.splitlines()[-2:] == [weaker_words(weaker), version_words(weaker, qwen)]
     saved_ms = qwen.frontend.first_use_ms
-    assert (
-        f"In vLLM 0.11 and later (--vllm-version) the first use of an adapter takes {saved_ms:g} ms less."
-        in text
-    )
+    assert f"In vLLM 0.11 and later (--vllm-version) the first use of an adapter takes {saved_ms:g} ms less." in text
     share = float(re.findall(r"adapter_share=([\d.]+)", weaker_words(weaker))[0])
     assert packer.recommend(quiet, qwen, slo=packer.Slo(adapter_share=share)).n_gpus == 1
     later = with_engine(qwen, vllm_version="0.11.0")
@@ -85,10 +80,7 @@ def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
     """Goals are listed by the GPUs that are enough for them; without any nothing is said."""
     assert weaker_words({}) == ""
-    assert (
-        weaker_words({"A": 4, "B": 1, "C": 4, "D": 4})
-        == "1 GPU is enough for B; 4 GPUs are enough for A, C or D."
-    )
+    assert weaker_words({"A": 4, "B": 1, "C": 4, "D": 4}) == "1 GPU is enough for B; 4 GPUs are enough for A, C or D."
 
 
 def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qwen: Profile) -> None:
@@ -138,9 +130,7 @@ def test_a_shorter_context_is_named_where_contexts_take_the_slots() -> None:
     settings = profile.settings(most, 32)
     full = [Bin((0, 1), settings, profile), Bin((2, 3), settings, profile)]
     said = context_words(fleet, profile, full)
-    assert said.startswith(
-        f"max_model_len 30000 leaves room for {most} slots of rank 32: --max-model-len 5120"
-    )
+    assert said.startswith(f"max_model_len 30000 leaves room for {most} slots of rank 32: --max-model-len 5120")
     shorter = with_engine(profile, max_model_len=5120)
     assert said.endswith(f"leaves {largest_max_loras(shorter, 32)}, and may take fewer GPUs.")
     assert context_words(fleet, shorter, [Bin((0, 1), shorter.settings(2, 32), shorter)]) == ""

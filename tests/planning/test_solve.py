@@ -124,9 +124,7 @@ def test_bins_that_starve_make_a_plan_infeasible() -> None:
         ({"margin": 2.0}, "starves with rates raised by the margin: the load of"),
     ],
 )
-def test_a_server_that_only_starves_beyond_the_rates_as_given_says_so(
-    changes: dict[str, Any], says: str
-) -> None:
+def test_a_server_that_only_starves_beyond_the_rates_as_given_says_so(changes: dict[str, Any], says: str) -> None:
     """Figures are those at the rates as given, at which such a server serves its load."""
     plan = plan_of(random_fleet(12, seed=4, rates=(0.4,)), solver="spread", max_gpus=1, **changes)
     assert plan.status is Status.INFEASIBLE
@@ -153,9 +151,7 @@ def test_a_server_that_only_starves_beyond_the_rates_as_given_says_so(
         ({"time_limit_s": 0.0}, ValidationError, "time limit"),
     ],
 )
-def test_unfit_choices_fail_before_running(
-    changes: dict[str, Any], error: type[Exception], says: str
-) -> None:
+def test_unfit_choices_fail_before_running(changes: dict[str, Any], error: type[Exception], says: str) -> None:
     """Unknown names and combinations that can't work are refused with what is missing."""
     with pytest.raises(error, match=says):
         plan_of(**changes)
@@ -252,9 +248,7 @@ def test_the_twin_confirms_with_fresh_seeds(toy_profile: Profile) -> None:
     assert any("starves in the twin" in reason for reason in blind.reasons)
 
 
-def test_a_plan_that_the_twin_refutes_is_planned_again(
-    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_the_twin_refutes_is_planned_again(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the margin left to packer, it is raised until the twin confirms; a margin given is kept."""
     results: list[int] = []
 

@@ -61,9 +61,7 @@ def test_too_few_gpus_for_a_spare_one() -> None:
     """A limit on the GPUs that leaves none to spare gives an infeasible plan with the reason."""
     profile, predictor = small_profile(), AnalyticPredictor()
     plain = solve(FLEET, profile, "gpus", predictor=predictor, margin=0.0, verify=False)
-    plan = solve(
-        FLEET, profile, "gpus:spare=1", predictor=predictor, margin=0.0, verify=False, max_gpus=plain.n_gpus
-    )
+    plan = solve(FLEET, profile, "gpus:spare=1", predictor=predictor, margin=0.0, verify=False, max_gpus=plain.n_gpus)
     assert plan.status is Status.INFEASIBLE
     assert "holds when any of them is lost" in plan.reasons[-1]
 
@@ -81,18 +79,14 @@ def test_fleets_without_hot_adapters_are_searched_once(monkeypatch: pytest.Monke
 def test_hot_adapters_of_which_a_server_may_be_lost() -> None:
     """Servers beyond those that the load needs are all used, with whole adapters or parts of them: more replicas never
     take more GPUs. A search that ends early says so, and one that more GPUs do not help asks for replicas."""
-    fleet = Workload(
-        [Adapter(f"a{i}", 16, rate) for i, rate in enumerate((9.0, 8.0, 8.5, 0.5, 0.3, 0.6, 0.4))]
-    )
+    fleet = Workload([Adapter(f"a{i}", 16, rate) for i, rate in enumerate((9.0, 8.0, 8.5, 0.5, 0.3, 0.6, 0.4))])
     given: dict[str, Any] = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False}
     given |= {"objective": "gpus:spare=1", "profile": small_profile()}
     found = [solve(fleet, **given, max_replicas=copies) for copies in (1, 2, 4)]
     assert all(plan.status is not Status.INFEASIBLE for plan in found)
     assert [plan.n_gpus for plan in found] == [6, 6, 4]
     late = solve(fleet, **given, time_limit_s=1e-6)
-    assert late.reasons[-1].startswith(
-        "The search ended before a plan was found that holds when any GPU is lost"
-    )
+    assert late.reasons[-1].startswith("The search ended before a plan was found that holds when any GPU is lost")
     alone = solve(Workload([Adapter("a", 16, 0.5)]), **given)
     assert alone.reasons[-1].endswith("What would help: --max-replicas 2 or more")
 

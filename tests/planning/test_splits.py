@@ -34,9 +34,7 @@ def test_each_split_has_every_adapter_once_and_even_loads(server: Profile, n: in
         assert sorted(i for item in bins for i in item.adapters) == list(range(300))
         loads = [item.offered_tok_s(fleet) for item in bins]
         assert max(loads) < 1.5 * min(loads)
-        assert all(
-            item.max_loras == min(SLOTS, len(item.adapters), most_slots_of(server, 32)) for item in bins
-        )
+        assert all(item.max_loras == min(SLOTS, len(item.adapters), most_slots_of(server, 32)) for item in bins)
         assert {item.max_lora_rank for item in bins} == {32}
 
 

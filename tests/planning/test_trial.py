@@ -41,9 +41,7 @@ def test_the_first_proposal_that_holds_is_the_last_that_is_tried(server: Profile
     assert [[len(item.adapters) for item in bins] for bins in trial.tried] == [[22, 2]]
 
 
-def test_a_proposal_that_can_not_be_worse_is_better_than_none(
-    server: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proposal_that_can_not_be_worse_is_better_than_none(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is shown for every number of GPUs, also where servers of all proposals do not start."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(4)])
     kept = KeptHours(fleet, fleet, 0, Hours(0))

@@ -114,10 +114,7 @@ def test_latency_limits_are_checked_by_the_twin_with_a_little_slack() -> None:
         load_objective(f"slo:server.mean_itl_ms={figures.max() / 1.03}"),
     )
     assert twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=near) == {}
-    assert (
-        "mean_itl_ms is"
-        in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=far)[slowest]
-    )
+    assert "mean_itl_ms is" in twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=far)[slowest]
     used = replace(TwinPredictor().evaluate(FLEET, LIGHT), slo_used=np.array([1.015, 1.03]))
     assert holding(Slo(), used).tolist() == [True, False]
 
@@ -135,9 +132,7 @@ def test_a_server_that_holds_with_the_margin_may_be_a_little_slower_without(over
     plan = assemble(task, Solution(tuple(LIGHT)), "mine", 0.0)
     assert (plan.status is Status.FEASIBLE) is holds
     assert holds or "slo_used 1.03 > 1" in plan.reasons[0]
-    exact = assemble(
-        replace(task, evaluator=Evaluator(Slower(), Slo(), 0.0)), Solution(tuple(LIGHT)), "mine", 0.0
-    )
+    exact = assemble(replace(task, evaluator=Evaluator(Slower(), Slo(), 0.0)), Solution(tuple(LIGHT)), "mine", 0.0)
     assert exact.status is Status.INFEASIBLE  # the limit itself where there is no margin
 
 
@@ -145,9 +140,7 @@ def test_loads_of_the_objective_are_checked_by_the_twin(tmp_path: Path) -> None:
     """A server that starves at one of the loads is named with that load; at the nominal rates none does."""
     path = tmp_path / "hours.csv"
     path.write_text("adapter,night,noon\na,0.1,0.1\nb,0.1,400\nc,0.1,0.1")
-    failures = twin_failures(
-        FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=Headroom(1.0, str(path))
-    )
+    failures = twin_failures(FLEET, LIGHT, twin=TwinPredictor(seed=fresh(0)), objective=Headroom(1.0, str(path)))
     assert sorted(failures) == [1]
     assert "'headroom'" in failures[1]
     assert "at 'noon'" in failures[1]

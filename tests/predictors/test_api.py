@@ -79,9 +79,7 @@ def test_figures_that_no_server_has_name_the_predictor(figure: str, value: objec
 def test_an_idle_server_has_no_worst_adapter() -> None:
     """The highest p95 TTFT is unknown where no request completed, as all other latencies are."""
     idle = Workload([Adapter("a", 8, 1e-9)])
-    assert math.isnan(
-        evaluate_server(idle, small_profile(), max_loras=1, predictor="twin").worst_adapter_ttft_ms
-    )
+    assert math.isnan(evaluate_server(idle, small_profile(), max_loras=1, predictor="twin").worst_adapter_ttft_ms)
     sim = simulate(idle, small_profile(), max_loras=1, duration_s=10.0)
     assert sim.to_dict()["worst_adapter_ttft_ms"] is None
 

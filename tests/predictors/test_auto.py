@@ -31,9 +31,7 @@ def slower() -> Profile:
     """An H100 at half its speed and with half of its KV cache: no trees were trained for it."""
     known = load_profile("h100-64gb/llama-3.1-8b-instruct")
     terms = {name: 2.0 * value for name, value in known.latency.coefficients.items()}
-    memory = replace(
-        known.memory, kv_budget_bytes=known.memory.kv_budget_bytes / 2, measured=(), min_kv_tokens=8192
-    )
+    memory = replace(known.memory, kv_budget_bytes=known.memory.kv_budget_bytes / 2, measured=(), min_kv_tokens=8192)
     engine = replace(known.engine, max_model_len=8192)
     return replace(known.with_coefficients(**terms), name="slower", memory=memory, engine=engine)
 
@@ -86,9 +84,7 @@ def test_servers_without_slots_go_to_the_twin() -> None:
     """A server of the base model alone needs no slots, and adapters on a server without slots are an error."""
     known = load_profile("h100-64gb/llama-3.1-8b-instruct")
     base, one = Workload([Adapter("base", 0, 1.0)]), Workload([Adapter("a", 8, 1.0)])
-    found, simulated = (
-        evaluate_server(base, known, max_loras=0, predictor=name) for name in ("auto", "twin")
-    )
+    found, simulated = (evaluate_server(base, known, max_loras=0, predictor=name) for name in ("auto", "twin"))
     assert found == simulated
     for name in ("auto", "boosting", "twin"):
         with pytest.raises(ValidationError, match=r"max_loras of a server with adapters.* got 0"):
@@ -127,9 +123,7 @@ def test_shipped_trees_give_no_figure_of_a_server_that_they_never_saw(kind: str,
     ]  # fmt: skip
     for change in changes:
         with pytest.raises(PackerError, match="trained"):
-            evaluate_server(
-                alike, replace(known, engine=replace(known.engine, **change)), max_loras=4, predictor=kind
-            )
+            evaluate_server(alike, replace(known, engine=replace(known.engine, **change)), max_loras=4, predictor=kind)
     for fleet in (
         replace(plain, sessions=Sessions(3.0)),
         replace(plain, adapters=(*plain.adapters, Adapter("b", 0, 1.0))),

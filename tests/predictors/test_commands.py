@@ -82,9 +82,7 @@ def test_a_damaged_predictor_is_one_line(place: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("option", ["--slo", "--duration"])
-def test_what_a_predictor_does_not_use_is_refused(
-    place: Path, option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_predictor_does_not_use_is_refused(place: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A goal or a time changes no figure of a predictor, so that the option is named."""
     value = "p95_ttft_ms=5" if option == "--slo" else "60"
     assert run(_predict(place, "twin", "--explain", option, value)) == 2
@@ -158,10 +156,7 @@ def test_dataset_builds_from_the_command_line(place: Path, capsys: pytest.Captur
 def test_training_needs_enough_rows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A dataset of three scenarios is refused before anything is written."""
     output = place / "few.packer"
-    assert (
-        run(["predictor", "train", str(place / "d.parquet"), "--kind", "forest", "-o", str(output), "-q"])
-        == 2
-    )
+    assert run(["predictor", "train", str(place / "d.parquet"), "--kind", "forest", "-o", str(output), "-q"]) == 2
     assert "at least 200" in capsys.readouterr().err
     assert not output.exists()
 

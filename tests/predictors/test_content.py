@@ -52,9 +52,7 @@ def test_classes_follow_rank_rate_and_lengths() -> None:
 
 def test_equal_contents_are_evaluated_once(cache: ContentCache, evaluated: list[tuple[Bin, float]]) -> None:
     """Bins of interchangeable adapters take one evaluation and get equal figures."""
-    found = cache.evaluate(
-        FLEET, [Bin((0, 1), Settings(2, 16), PROFILE), Bin((1, 2), Settings(2, 16), PROFILE)]
-    )
+    found = cache.evaluate(FLEET, [Bin((0, 1), Settings(2, 16), PROFILE), Bin((1, 2), Settings(2, 16), PROFILE)])
     again = cache.evaluate(FLEET, [Bin((2, 1), Settings(2, 16), PROFILE)])
     assert len(evaluated) == cache.evaluated == 1
     assert cache.requested == 3

@@ -94,18 +94,14 @@ def test_an_interrupted_build_goes_on(
     assert not path.exists()
     monkeypatch.setattr(module, "_write_part", write)
     seen: list[int] = []
-    build_dataset(
-        small, path, rows=ROWS, seed=4, jobs=1, progress=lambda _what, done, _total: seen.append(done)
-    )
+    build_dataset(small, path, rows=ROWS, seed=4, jobs=1, progress=lambda _what, done, _total: seen.append(done))
     assert seen == [4, 8, ROWS]
     assert path.read_bytes() == built.read_bytes()
     assert not path.with_name("d.parquet.parts").exists()
 
 
 @pytest.mark.parametrize(("seed", "made_by"), [(0, FORMAT), (1, "packer dataset 2")])
-def test_parts_of_another_dataset_are_not_mixed(
-    small: Profile, tmp_path: Path, seed: int, made_by: str
-) -> None:
+def test_parts_of_another_dataset_are_not_mixed(small: Profile, tmp_path: Path, seed: int, made_by: str) -> None:
     """Parts of another seed, or of a version that drew other scenarios for it, are refused, not overwritten."""
     path = tmp_path / "d.parquet"
     with claimed(tmp_path / "d.parquet.parts") as folder:

@@ -44,9 +44,7 @@ def test_a_sound_model_comes_back(models: dict[str, Model], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_random_arrays_with_a_valid_hash(
-    models: dict[str, Model], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_arrays_with_a_valid_hash(models: dict[str, Model], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random bytes, entries and shapes in any array neither crash the kernels nor give NaN."""
     fast = partial(lzma.compress, preset=0)  # hundreds of files, each read once
     monkeypatch.setattr("packer.predictors.store.lzma.compress", lambda data, **_: fast(data))

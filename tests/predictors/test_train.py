@@ -44,9 +44,7 @@ def test_kinds_learn(models: dict[str, Model], kind: str) -> None:
     assert card["starvation_macro_f1"] > 0.8
     assert card["throughput_smape"] < 15.0
     assert card["rows"] > 20
-    assert (
-        models[kind].header["scores"]["regime served"]["starvation_macro_f1"] is None
-    )  # none of them starves
+    assert models[kind].header["scores"]["regime served"]["starvation_macro_f1"] is None  # none of them starves
 
 
 @pytest.mark.parametrize("kind", ["boosting", "tree"])
@@ -56,9 +54,7 @@ def test_same_seed_same_bytes(models: dict[str, Model], data: Dataset, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_keep_answers(
-    models: dict[str, Model], data: Dataset, small: Profile, tmp_path: Path, kind: str
-) -> None:
+def test_files_keep_answers(models: dict[str, Model], data: Dataset, small: Profile, tmp_path: Path, kind: str) -> None:
     """A predictor read from its file answers as the one that was written."""
     path = tmp_path / f"{kind}.packer"
     write_model(models[kind], path)
@@ -160,9 +156,7 @@ def test_refined_trees_are_small_and_readable(data: Dataset, small: Profile) -> 
     assert str(told[STARVED]) in rules
     evaluation = predictor.evaluate(_fleet(), [Bin(tuple(range(24)), Settings(8, 16), small)])[0]
     assert told[STARVED].result.startswith("starves" if evaluation.starved else "does not starve")
-    stable = predictor.evaluate_features(
-        data.features, data.features[:, COLUMN["kv_cache"]], np.ones(len(data))
-    ).stable
+    stable = predictor.evaluate_features(data.features, data.features[:, COLUMN["kv_cache"]], np.ones(len(data))).stable
     assert (stable == (data.labels[STABLE] > 0.5)).mean() > 0.9
     assert told[STABLE].result.endswith("does not grow" if evaluation.stable else "queue grows")
 
@@ -192,9 +186,7 @@ def test_influences_name_what_mattered(models: dict[str, Model], small: Profile)
     features = predictor.features(_fleet(2.0), [Bin(tuple(range(24)), Settings(24, 16), small)])[0]
     rows = influences(predictor, features, 1e5)
     assert len(rows) == len(COLUMN)
-    first, last = (
-        max(abs(row["probability_change"]), abs(row["share_change"])) for row in (rows[0], rows[-1])
-    )
+    first, last = (max(abs(row["probability_change"]), abs(row["share_change"])) for row in (rows[0], rows[-1]))
     assert first >= last
     assert first > 0.01
 
@@ -216,9 +208,7 @@ def test_auto_leaves_only_uncertain_bins_to_the_twin(models: dict[str, Model], s
     assert "5 of 5 servers" in always.summary()
 
 
-def test_what_was_never_learned_is_known_and_goes_to_the_twin(
-    models: dict[str, Model], small: Profile
-) -> None:
+def test_what_was_never_learned_is_known_and_goes_to_the_twin(models: dict[str, Model], small: Profile) -> None:
     """No row of the dataset is outside its range; a server with far longer prompts is, and `auto` takes the twin."""
     learned = LearnedPredictor(models["boosting"], small)
     low, high = np.array(learned.model.header["ranges"])

@@ -28,19 +28,13 @@ def profile() -> Profile:
 def fleet() -> Workload:
     """Adapters of several ranks, rates and lengths."""
     rng = np.random.default_rng(3)
-    adapters = [
-        Adapter(f"a{i}", int(rng.choice([8, 16, 32])), float(rng.choice([0.05, 0.4, 2.0]))) for i in range(60)
-    ]
+    adapters = [Adapter(f"a{i}", int(rng.choice([8, 16, 32])), float(rng.choice([0.05, 0.4, 2.0]))) for i in range(60)]
     return Workload([*adapters, Adapter("long", 8, 0.1, Lengths.constant(900))])
 
 
 def bins_of(profile: Profile) -> list[Bin]:
     """Feasible, starved and failing bins, some with shares."""
-    bins = [
-        Bin(tuple(range(n)), profile.settings(slots, 32), profile)
-        for n in (1, 8, 40, 61)
-        for slots in (1, 8, 300)
-    ]
+    bins = [Bin(tuple(range(n)), profile.settings(slots, 32), profile) for n in (1, 8, 40, 61) for slots in (1, 8, 300)]
     bins.append(Bin((0, 3, 60), profile.settings(3, 32), profile, (0.5, 1.0, 0.25)))
     bins.append(Bin((0, 1), profile.settings(5000, 512), profile))
     return bins

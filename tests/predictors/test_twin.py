@@ -30,8 +30,7 @@ def test_shortcuts_keep_the_verdict(small: Profile, rate: float, slots: int) -> 
     """Short runs and carried-on throughputs say the same as the whole hour."""
     fleet = _fleet(rate)
     whole = [
-        simulate(fleet, small, max_loras=slots, max_lora_rank=8, duration_s=DURATION_S, seed=seed)
-        for seed in (11, 12)
+        simulate(fleet, small, max_loras=slots, max_lora_rank=8, duration_s=DURATION_S, seed=seed) for seed in (11, 12)
     ]
     share = float(np.mean([sim.served_share for sim in whole]))
     found = evaluate_until_clear(fleet, small, Settings(slots, 8))
@@ -103,10 +102,7 @@ def test_the_limits_are_judged_by_the_hour_of_a_simulation(seed: int) -> None:
     rng = np.random.default_rng(1)
     rates, ranks = rng.lognormal(-2.5, 1.2, 80), rng.choice([8, 16, 32, 64], 80)
     fleet = Workload(
-        [
-            Adapter(f"a{i}", int(rank), float(rate))
-            for i, (rank, rate) in enumerate(zip(ranks, rates, strict=True))
-        ]
+        [Adapter(f"a{i}", int(rank), float(rate)) for i, (rank, rate) in enumerate(zip(ranks, rates, strict=True))]
     )
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
     found = evaluate_until_clear(fleet, server, Settings(61, 64), seed=seed)

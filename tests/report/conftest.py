@@ -46,9 +46,7 @@ def saturating() -> Callable[[Workload, Sequence[Bin]], Evaluations]:
             starved = served < 0.9 * load
             ttft = 30.0 / (1.0 - use)
             rows.append(
-                Evaluation(
-                    load, served, starved, False, ttft, ttft, 3 * ttft, 12.0, 12.0, 30.0, 2e5, float(starved)
-                )
+                Evaluation(load, served, starved, False, ttft, ttft, 3 * ttft, 12.0, 12.0, 30.0, 2e5, float(starved))
             )
         return Evaluations.of(rows)
 

@@ -31,9 +31,7 @@ def test_an_hour_is_named_where_one_was_simulated(
 ) -> None:
     """Only the default objective and `evaluate` simulate hours; other plans are simulated until the result is clear."""
     plan = toy_plan(["a", "b"])
-    plan = replace(
-        plan, objective=objective, evaluated_s=evaluated_s, workload=plan.workload.with_arrivals(arrivals)
-    )
+    plan = replace(plan, objective=objective, evaluated_s=evaluated_s, workload=plan.workload.with_arrivals(arrivals))
     for verified, result in ((True, "it holds"), (False, "it breaks")):
         told = replace(plan, verified=verified)
         assert resimulated(told) == f"re-simulated {words}: {result}"

@@ -37,12 +37,9 @@ def test_power_is_that_of_every_gpu(toy_plan: Callable[..., Plan]) -> None:
     for item, found in zip(plan.bins, plan.evaluations, strict=True):
         fleet = item.workload(plan.workload)
         generated = sum(
-            adapter.rate * tokens
-            for adapter, tokens in zip(fleet.adapters, fleet.mean_output_tokens, strict=True)
+            adapter.rate * tokens for adapter, tokens in zip(fleet.adapters, fleet.mean_output_tokens, strict=True)
         )
-        expected += (
-            2 * datasheet("h200").watts * share_of(generated * found.served_share * found.mean_itl_ms / 1e3)
-        )
+        expected += 2 * datasheet("h200").watts * share_of(generated * found.served_share * found.mean_itl_ms / 1e3)
     assert energy.watts == pytest.approx(expected)
     assert energy.kwh_per_day == pytest.approx(energy.watts * 86400 / 3.6e6)
     served = float(plan.evaluations.total_token_throughput.sum())
@@ -104,9 +101,7 @@ def test_running_requests_are_those_of_the_simulation() -> None:
     assert energy.watts == pytest.approx(board[profile.gpu.name] * share_of(run.mean_running), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("job", "told"), [(FineTuning(), True), (FineTuning(policy="none"), False), (None, False)]
-)
+@pytest.mark.parametrize(("job", "told"), [(FineTuning(), True), (FineTuning(policy="none"), False), (None, False)])
 def test_training_that_is_not_counted_is_named(
     toy_plan: Callable[..., Plan], job: FineTuning | None, told: bool
 ) -> None:

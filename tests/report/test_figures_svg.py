@@ -16,9 +16,7 @@ def test_values_land_where_they_belong() -> None:
     assert (log(1), log(10), log(0.0)) == pytest.approx((0, 50, 0))
 
 
-@pytest.mark.parametrize(
-    ("rough", "step"), [(0.7, 1), (1.2, 2), (2.2, 2.5), (3, 5), (7, 10), (0, 1), (13, 20)]
-)
+@pytest.mark.parametrize(("rough", "step"), [(0.7, 1), (1.2, 2), (2.2, 2.5), (3, 5), (7, 10), (0, 1), (13, 20)])
 def test_steps_are_round(rough: float, step: float) -> None:
     """Ticks stand at 1, 2, 2.5 or 5 times a power of ten."""
     assert nice_step(rough) == pytest.approx(step)

@@ -132,9 +132,7 @@ def test_bad_addresses_are_refused(address: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian: prometheus)"
-)
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed (Debian: prometheus)")
 def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
     """A Prometheus server that scrapes packer answers queries of its metrics."""
     exporter = Exporter()
@@ -170,9 +168,7 @@ def test_a_real_prometheus_scrapes_it(found: Drift, tmp_path: Path) -> None:
     assert [each["metric"]["advice"] for each in result] == ["watch"]
 
 
-def queried(
-    process: subprocess.Popen[bytes], port: int, query: str
-) -> list[dict[str, dict[str, str]]] | None:
+def queried(process: subprocess.Popen[bytes], port: int, query: str) -> list[dict[str, dict[str, str]]] | None:
     """The answer of a Prometheus server, once it has one; None if it ends or has none after 60 s."""
     address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
     end = time.monotonic() + 60.0

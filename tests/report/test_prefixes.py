@@ -43,9 +43,7 @@ def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan
     assert times[0] < times[1]
     assert times[2] < times[3]
     assert figures["hit_rate"] == pytest.approx(share / 100, abs=0.01)
-    assert [figures["mean_ttft_ms"][key] for key in ("shared", "assumed")] == pytest.approx(
-        times[:2], abs=0.5
-    )
+    assert [figures["mean_ttft_ms"][key] for key in ("shared", "assumed")] == pytest.approx(times[:2], abs=0.5)
     printed = plan_to_dict(plan) | {"prefixes": figures}
     assert plan_from_dict(printed).n_gpus == plan.n_gpus
 

@@ -230,9 +230,7 @@ def test_replayed_traces_do_not_grow(plan: Plan, saturating: Evaluate) -> None:
 
 def test_limited_growth_shows_the_slowest(plan: Plan) -> None:
     """With a limit, the GPU with the longest TTFT is among those drawn; one without requests is not the slowest."""
-    rows = [
-        dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)
-    ]
+    rows = [dataclasses.replace(row, mean_ttft_ms=float(k % 7)) for k, row in enumerate([*plan.evaluations] * 5)]
     for k in range(5):
         rows[k] = dataclasses.replace(rows[k], mean_ttft_ms=np.nan, worst_adapter_ttft_ms=0.0)
     chosen = choose_gpus(Evaluations.of(rows), 4)
@@ -323,10 +321,7 @@ def test_each_server_has_a_command_to_copy(toy_plan: Callable[..., Plan]) -> Non
     for text, entry, item in zip(commands, entries, hostile_plan.bins, strict=True):
         words = shlex.split(text)
         assert words[:3] == entry["command"][:3]
-        assert (
-            words[words.index("--lora-modules") :]
-            == entry["command"][entry["command"].index("--lora-modules") :]
-        )
+        assert words[words.index("--lora-modules") :] == entry["command"][entry["command"].index("--lora-modules") :]
         assert words[words.index("--max-loras") + 1] == str(item.max_loras)
 
 
@@ -366,9 +361,7 @@ def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
 def test_a_gpu_beyond_its_limits_does_not_hold(plan: Plan) -> None:
     """Neither its result nor its room to grow says that it is well, however much load it would serve."""
     used = np.where(np.arange(len(plan.bins)) == 0, 3.0, 0.5)
-    broken = dataclasses.replace(
-        plan, headroom=(), evaluations=dataclasses.replace(plan.evaluations, slo_used=used)
-    )
+    broken = dataclasses.replace(plan, headroom=(), evaluations=dataclasses.replace(plan.evaluations, slo_used=used))
     rows = rows_of(render_report(broken), "gpus")
     assert [row[-1] for row in rows] == ["beyond limits", *["holds"] * (len(plan.bins) - 1)]
     assert rows[0][11] == "–"

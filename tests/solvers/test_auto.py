@@ -67,9 +67,7 @@ def test_the_twin_confirms_smaller_plans_of_trained_predictors(monkeypatch: pyte
 def test_without_time_for_the_twin_greedys_plan_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the time is up nothing is simulated, and a smaller plan of a trained predictor is not taken unconfirmed."""
     fleet = random_fleet(12, seed=3, rates=(3.1, 2.3, 1.3), ranks=(8,))
-    wasteful = tuple(
-        each for each in real_bins(problem(fleet), [(i,) for i in range(12)]) if each is not None
-    )
+    wasteful = tuple(each for each in real_bins(problem(fleet), [(i,) for i in range(12)]) if each is not None)
     stopped: list[bool] = []
 
     def searched(search: ExactSearch) -> None:
@@ -144,9 +142,7 @@ def test_of_several_kinds_the_best_one_is_taken_on_a_fixed_number_of_gpus(solver
 def test_running_servers_of_another_kind_are_refused(solver: str) -> None:
     """A solver that starts from a replan says why it can't, instead of a plan with servers that are not offered."""
     fleet, predictor = random_fleet(12, seed=1), MonotonePredictor()
-    old = solve(
-        fleet, SLOW, solver="greedy", predictor=predictor, margin=0.0, verify=False, with_headroom=False
-    )
+    old = solve(fleet, SLOW, solver="greedy", predictor=predictor, margin=0.0, verify=False, with_headroom=False)
     with pytest.raises(IncompatibleError, match="GPUs of another type"):
         solve(fleet, FAST, solver=solver, predictor=predictor, old_plan=old, margin=0.0, verify=False)
 

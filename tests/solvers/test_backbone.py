@@ -24,9 +24,7 @@ LLAMA = "h100-64gb/llama-3.1-8b-instruct"
 
 @pytest.mark.parametrize("kernel", ["", "bgmv", "mbgmv"])
 @pytest.mark.parametrize("ranks", [(8,), (64,), (8, 64, 16)])
-def test_a_server_of_one_adapter_is_the_bound_and_others_are_below(
-    kernel: str, ranks: tuple[int, ...]
-) -> None:
+def test_a_server_of_one_adapter_is_the_bound_and_others_are_below(kernel: str, ranks: tuple[int, ...]) -> None:
     """An overloaded server serves at most what one that pays for one adapter a step does; with one, nearly that."""
     profile = load_profile(LLAMA)
     profile = with_kernel(profile, kernel) if kernel else profile
@@ -49,9 +47,7 @@ def test_a_server_of_one_adapter_is_the_bound_and_others_are_below(
         ((1.0, 1.0), KvShape(0, 0.0, 300.0)),
     ],
 )  # fmt: skip
-def test_requests_count_as_far_as_a_server_takes_them(
-    cvs: tuple[float, float], shape: KvShape | None
-) -> None:
+def test_requests_count_as_far_as_a_server_takes_them(cvs: tuple[float, float], shape: KvShape | None) -> None:
     """Where many requests are longer than `max_model_len`, those served are no more than a server's load, also where a
     request holds less KV cache than its tokens take, or more."""
     profile = small_profile()

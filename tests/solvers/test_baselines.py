@@ -78,9 +78,7 @@ def test_the_load_bound_is_below_any_plan() -> None:
 @pytest.mark.parametrize("odd_rank", [8, 512])
 def test_no_server_of_the_twin_beats_the_load_bound(lengths: tuple[Lengths, Lengths], odd_rank: int) -> None:
     """Where the twin says that one server is enough, so does the bound: long answers, long prompts, odd ranks."""
-    fleet = Workload(
-        [Adapter("odd", odd_rank, 0.01), *(Adapter(f"a{i}", 8, 1.0) for i in range(7))], *lengths
-    )
+    fleet = Workload([Adapter("odd", odd_rank, 0.01), *(Adapter(f"a{i}", 8, 1.0) for i in range(7))], *lengths)
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     low, high = 1e-3, 1e3
     for _ in range(9):
@@ -210,9 +208,7 @@ def test_flow_splits_what_one_gpu_can_not_carry() -> None:
     assert sum(0 in b.adapters for b in found.bins) == 3
 
 
-@pytest.mark.parametrize(
-    "solver", [MaxBase(), RandomPlacement(), Spread(), ProposedLat(), HrwPlacement(), Flow()]
-)
+@pytest.mark.parametrize("solver", [MaxBase(), RandomPlacement(), Spread(), ProposedLat(), HrwPlacement(), Flow()])
 def test_one_gpu_type_only(
     solver: MaxBase | RandomPlacement | Spread | ProposedLat | HrwPlacement | Flow,
 ) -> None:

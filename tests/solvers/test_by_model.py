@@ -167,9 +167,7 @@ def test_the_verifier_counts_gpus_at_hand() -> None:
 
         def solve(self, problem: Any) -> Solution:
             server = problem.profile
-            return Solution(
-                tuple(Bin((i,), server.settings(1, 16), server) for i in range(len(problem.workload)))
-            )
+            return Solution(tuple(Bin((i,), server.settings(1, 16), server) for i in range(len(problem.workload))))
 
     plan = plan_of(fleet(4, ("llama",)), GpuKind(KINDS[0], available=2), solver=Greedier())
     assert plan.n_gpus == 2  # cut down, and the rest has no place
@@ -210,9 +208,7 @@ def test_a_tensor_parallel_group_counts_its_gpus() -> None:
 @pytest.mark.parametrize("gpus", [4, 9, 30])
 def test_given_gpus_are_divided_among_the_models(gpus: int) -> None:
     """All GPUs are used, each model has some, and no division with one GPU moved is better."""
-    uneven = Workload(
-        [replace(a, rate=a.rate * (3.0 if a.model == "llama" else 1.0)) for a in fleet(24).adapters]
-    )
+    uneven = Workload([replace(a, rate=a.rate * (3.0 if a.model == "llama" else 1.0)) for a in fleet(24).adapters])
     plan = plan_of(uneven, KINDS[1:], objective="latency", max_gpus=gpus, solver="spread")
     check(plan)
     counts = {m: sum(item.profile.model.name == m for item in plan.bins) for m in ("llama", "qwen")}
@@ -271,9 +267,7 @@ def test_a_running_plan_of_two_models_is_followed() -> None:
     assert plan.moves.servers[: len(old.bins)] == tuple(range(len(old.bins)))
     assert len(plan.moves.adapters) <= 1
     third = Workload([*fleet(20).adapters, Adapter("first", 8, 0.2, model="third")])
-    plan = plan_of(
-        third, [*KINDS[1:], kind("big", "third", 3.0)], objective="moves", solver="replan", old_plan=old
-    )
+    plan = plan_of(third, [*KINDS[1:], kind("big", "third", 3.0)], objective="moves", solver="replan", old_plan=old)
     check(plan)
     assert plan.moves is not None
     assert plan.moves.servers.count(None) == 1
@@ -349,9 +343,7 @@ def test_solvers_that_spread_use_all_gpus_whatever_is_minimised(
     solver: str, objective: str, given: list[Profile], models: tuple[str, ...], gpus: int
 ) -> None:
     """Several GPUs a server, GPUs at hand and several models change nothing: each GPU of the limit is used."""
-    plan = plan_of(
-        fleet(16, models), given, solver=solver, objective=objective, max_gpus=gpus, time_limit_s=5.0
-    )
+    plan = plan_of(fleet(16, models), given, solver=solver, objective=objective, max_gpus=gpus, time_limit_s=5.0)
     check(plan)
     assert not plan.unplaced
     assert plan.n_gpus == gpus
@@ -381,9 +373,7 @@ def test_a_running_dear_server_stays_where_the_cheapest_kind_needs_too_many_gpus
     kinds = [kind("one", "llama", 1.0), kind("four", "llama", 9.0)]
     workload = fleet(60, ("llama",))
     running = plan_of(workload, kinds[1:], predictor=_Four())
-    plan = plan_of(
-        workload, kinds, objective="cost", predictor=_Four(), max_gpus=1, old_plan=running, time_limit_s=2.0
-    )
+    plan = plan_of(workload, kinds, objective="cost", predictor=_Four(), max_gpus=1, old_plan=running, time_limit_s=2.0)
     assert plan.status is Status.FEASIBLE
     assert plan.moves == Moves((), (0,))
     assert [each.settings for each in plan.bins] == [each.settings for each in running.bins]

@@ -56,8 +56,6 @@ def test_no_more_slots_than_the_server_starts_with(server: Profile, rank: int) -
 @pytest.mark.parametrize(("slots", "steps", "expected"), [
     (8, 2, (16, 12)), (8, -2, (4, 6)), (9, 2, (16, 12)), (9, -1, (8,)), (20, 2, ()), (1, -2, ()), (1, 1, (2,)),
 ])  # fmt: skip
-def test_neighbours_of_a_number_of_slots(
-    server: Profile, slots: int, steps: int, expected: tuple[int, ...]
-) -> None:
+def test_neighbours_of_a_number_of_slots(server: Profile, slots: int, steps: int, expected: tuple[int, ...]) -> None:
     """The nearest candidates above or below, farthest first, also of a number that is none itself."""
     assert neighbours(Bin(tuple(range(20)), Settings(slots, 8), server), steps) == expected

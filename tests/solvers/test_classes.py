@@ -27,9 +27,7 @@ from packer.workload import Workload
 def test_equal_adapters_share_a_class() -> None:
     """Rank, rate and lengths make a class; the name does not."""
     own = Lengths.constant(100.0)
-    fleet = Workload(
-        [Adapter("a", 8, 0.1), Adapter("b", 8, 0.1), Adapter("c", 16, 0.1), Adapter("d", 8, 0.1, own)]
-    )
+    fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1), Adapter("c", 16, 0.1), Adapter("d", 8, 0.1, own)])
     classes = aggregate(fleet)
     assert sorted(classes.demand.tolist()) == [1, 1, 2]
     assert classes.loss == 0.0
@@ -163,13 +161,9 @@ def test_optimistic_classes_stand_for_their_lightest_member(cv: float) -> None:
 GOAL = Goal().parsed(["gold:mean_itl_ms=16", "loose:mean_itl_ms=400"])
 
 
-@pytest.mark.parametrize(
-    "other", [{"slo_class": "loose"}, {"acceptance": 0.9}, {"acceptance": None}, {"priority": 1}]
-)
+@pytest.mark.parametrize("other", [{"slo_class": "loose"}, {"acceptance": 0.9}, {"acceptance": None}, {"priority": 1}])
 @pytest.mark.parametrize("limit", [1, 48])
-def test_adapters_of_other_limits_or_drafts_are_not_interchangeable(
-    other: dict[str, object], limit: int
-) -> None:
+def test_adapters_of_other_limits_or_drafts_are_not_interchangeable(other: dict[str, object], limit: int) -> None:
     """Adapters that differ in limits, acceptance or priority share no class, however few classes there may be, and
     a higher rate does not make one of them the heavier."""
     first = [Adapter(f"a{i}", 8, 0.1 + 0.01 * i, slo_class="gold", acceptance=0.2) for i in range(4)]
@@ -192,9 +186,7 @@ def test_classes_that_the_goal_does_not_name_are_one() -> None:
 
 def test_merged_acceptances_are_their_mean_or_the_highest() -> None:
     """A class of similar acceptances is never exact; the optimistic one has the most drafts accepted."""
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 0.1, acceptance=share) for i, share in enumerate((0.58, 0.6, 0.62))]
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1, acceptance=share) for i, share in enumerate((0.58, 0.6, 0.62))])
     assert len(aggregate(fleet)) == 3
     merged, light = (aggregate(fleet, max_classes=1, optimistic=best) for best in (False, True))
     assert [kind.acceptance for kind in (*merged.kinds, *light.kinds)] == pytest.approx([0.6, 0.62])

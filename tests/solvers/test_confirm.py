@@ -171,9 +171,7 @@ def test_what_the_search_proves_is_an_estimate_for_the_whole_predictor() -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_refused_search_is_repeated_before_greedys_plan_is_kept(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_search_is_repeated_before_greedys_plan_is_kept(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the whole predictor refuses the smaller plan of `auto`, a smaller one that holds is still found."""
     fleet = random_fleet(24, seed, rates=(3.1, 2.3, 1.3), ranks=(8,))
     wasteful = Solution(tuple(each for each in real_bins(posed(fleet), [(i,) for i in range(24)]) if each))

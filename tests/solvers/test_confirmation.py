@@ -60,9 +60,7 @@ def test_servers_of_which_the_trees_are_sure_are_not_simulated(profile: Profile)
     assert not all_hold(task, Solution(found.bins, (0,)))
 
 
-@pytest.mark.parametrize(
-    ("hot", "cold_rate", "beyond"), [(24, 0.05, False), (0, 0.002, True), (15, 0.002, True)]
-)
+@pytest.mark.parametrize(("hot", "cold_rate", "beyond"), [(24, 0.05, False), (0, 0.002, True), (15, 0.002, True)])
 def test_servers_beyond_the_training_data_only_where_that_takes_fewer(
     hot: int, cold_rate: float, beyond: bool, profile: Profile
 ) -> None:
@@ -92,12 +90,8 @@ def test_refused_bins_make_the_search_more_careful(profile: Profile, monkeypatch
     """Trees that see a third of the load would fill servers three times over: the plan still holds in the twin."""
     whole = LearnedPredictor.evaluate_checked
 
-    def optimistic(
-        self: LearnedPredictor, workload: Workload, bins: list[Bin], factors: object = 1.0
-    ) -> object:
-        found, outside = whole(
-            self, workload, bins, 0.3 * np.asarray(factors, dtype=np.float64) * np.ones(len(bins))
-        )
+    def optimistic(self: LearnedPredictor, workload: Workload, bins: list[Bin], factors: object = 1.0) -> object:
+        found, outside = whole(self, workload, bins, 0.3 * np.asarray(factors, dtype=np.float64) * np.ones(len(bins)))
         return replace(found, starvation_probability=np.where(found.feasible, 0.5, 1.0)), outside
 
     monkeypatch.setattr(LearnedPredictor, "evaluate_checked", optimistic)

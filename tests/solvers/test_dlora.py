@@ -62,9 +62,7 @@ def test_same_as_the_plain_loop(seed: int, max_replicas: int) -> None:
     capacity = float(rng.choice([60.0, 200.0, 1000.0]))
     task = Engines(sizes, shares, capacity, engines, max_replicas)
     holds = place(task)
-    assert [np.flatnonzero(holds[:, e]).tolist() for e in range(engines)] == [
-        sorted(held) for held in plain_loop(task)
-    ]
+    assert [np.flatnonzero(holds[:, e]).tolist() for e in range(engines)] == [sorted(held) for held in plain_loop(task)]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -57,9 +57,7 @@ def test_bins_that_hold_with_the_margin_hold_without_it_too(over: float, holds: 
     class Slower(TwinPredictor):
         def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
             found = super().evaluate(workload, bins, factors)
-            return replace(
-                found, mean_itl_ms=np.full(len(bins), 50.0 * (over if np.all(factors == 1.0) else 0.9))
-            )
+            return replace(found, mean_itl_ms=np.full(len(bins), 50.0 * (over if np.all(factors == 1.0) else 0.9)))
 
     goal = load_objective("slo:server.mean_itl_ms=50")
     evaluator = Evaluator(Slower(), goal, 0.05)

@@ -63,8 +63,7 @@ def test_feasible_means_some_candidate_works() -> None:
                 for p in max_loras_candidates(len(members), task.profile, 32, proof=True)
             ]
             slots = [
-                replace(each, settings=Settings(each.max_loras, int(fleet.ranks[list(members)].max())))
-                for each in bins
+                replace(each, settings=Settings(each.max_loras, int(fleet.ranks[list(members)].max()))) for each in bins
             ]
             assert answer == predictor.evaluate(fleet, slots).feasible.any()
 
@@ -96,9 +95,7 @@ def test_higher_rates_in_place_of_others_are_no_lighter() -> None:
     """A bin with higher rates of the same rank than an infeasible one is not evaluated; one of another rank is."""
     rates = (1.0, 2.0, 3.0)
     fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], rates[i % 3]) for i in range(60)])
-    feasibility = Feasibility(
-        problem(fleet, predictor=MonotonePredictor(capacity_tok_s=2000.0)), aggregate(fleet)
-    )
+    feasibility = Feasibility(problem(fleet, predictor=MonotonePredictor(capacity_tok_s=2000.0)), aggregate(fleet))
     classes = feasibility.classes
 
     def held(rank: int, rate: float, count: int) -> IntArray:

@@ -30,9 +30,9 @@ from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profi
 from packer.workload import Workload
 
 PROFILE = small_profile()
-FLEETS = st.lists(
-    st.tuples(st.sampled_from([4, 8, 16, 32, 64]), st.floats(0.01, 3.0)), min_size=1, max_size=60
-).map(lambda rows: Workload([Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(rows)]))
+FLEETS = st.lists(st.tuples(st.sampled_from([4, 8, 16, 32, 64]), st.floats(0.01, 3.0)), min_size=1, max_size=60).map(
+    lambda rows: Workload([Adapter(f"a{i}", rank, rate) for i, (rank, rate) in enumerate(rows)])
+)
 
 
 def solved(workload: Workload, peak: float = 4000.0, **changes: object) -> tuple[Problem, Solution]:
@@ -116,9 +116,7 @@ def test_it_goes_on_where_the_last_test_of_the_paper_fails() -> None:
 def test_slots_never_exceed_adapters() -> None:
     """Where the plan of the paper wins, slots that no adapter can take are taken away."""
     workload = Workload([Adapter(f"a{i}", 8, 0.1 - 1e-6 * i) for i in range(36)])
-    predictor = Scripted(
-        lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held)
-    )
+    predictor = Scripted(lambda held: len(held) in (8, 16) or len(held) <= 4 or (len(held) == 20 and 0 not in held))
     posed = problem(workload, predictor=predictor)
     paper = GreedyPaper().solve(posed)
     assert [(len(b.adapters), b.max_loras) for b in paper.bins] == [(16, 16), (20, 32)]
@@ -209,9 +207,7 @@ def test_thousands_of_adapters_take_few_evaluations() -> None:
 
 @given(*(st.integers(low, 200) for low in (0, 0, 1, 1)), st.integers(1, 20), st.sampled_from([1, 4, 15]))
 @settings(max_examples=300, deadline=None)
-def test_search_finds_the_largest(
-    true_size: int, low: int, guess: int, limit: int, step: int, batch: int
-) -> None:
+def test_search_finds_the_largest(true_size: int, low: int, guess: int, limit: int, step: int, batch: int) -> None:
     """Whatever the guess, the search ends at the largest feasible size, having evaluated the next one, in few calls."""
     low = min(low, true_size, limit)
     calls: list[list[int]] = []

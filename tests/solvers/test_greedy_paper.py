@@ -149,9 +149,7 @@ def test_memory_errors_lose_against_any_throughput() -> None:
 
 def test_one_gpu_type_only() -> None:
     """Several GPU types are refused before running."""
-    several = replace(
-        with_script(8, Scripted(lambda n, p: 1.0)), profiles=(small_profile(), small_profile("b/c"))
-    )
+    several = replace(with_script(8, Scripted(lambda n, p: 1.0)), profiles=(small_profile(), small_profile("b/c")))
     assert "one GPU type" in str(GreedyPaper().supports(several))
 
 

@@ -45,9 +45,7 @@ class Counting:
 def drawn(n: int, low: float, high: float, ranks: Sequence[int], seed: int = 0) -> Workload:
     """A fleet of rates drawn between two."""
     rng = np.random.default_rng(seed)
-    return Workload(
-        [Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.uniform(low, high))) for i in range(n)]
-    )
+    return Workload([Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.uniform(low, high))) for i in range(n)])
 
 
 def packed(posed: Problem) -> tuple[Bin, ...]:
@@ -74,9 +72,7 @@ def test_any_run_of_the_even_order_has_the_loads_of_its_rank(n: int, seed: int) 
 
 @pytest.mark.parametrize("ranks", [(8,), (8, 16, 64)])
 @pytest.mark.parametrize("rates", [(0.001, 0.01), (0.05, 0.2)])
-def test_as_few_servers_as_a_packing_of_each_within_one(
-    rates: tuple[float, float], ranks: tuple[int, ...]
-) -> None:
+def test_as_few_servers_as_a_packing_of_each_within_one(rates: tuple[float, float], ranks: tuple[int, ...]) -> None:
     """Against first fit that evaluates every larger server: a GPU more at most, for fewer evaluations."""
     fleet, known = drawn(3000, *rates, ranks), 60
     posed = problem(fleet, predictor=(counting := Counting(known, AnalyticPredictor(40_000.0))))

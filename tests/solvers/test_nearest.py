@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from packer.solvers.nearest import Nearest
 
 
-def evened(
-    load: list[float], held: list[dict[int, float]], cap: float, most: float, loads: int, room: int
-) -> Nearest:
+def evened(load: list[float], held: list[dict[int, float]], cap: float, most: float, loads: int, room: int) -> Nearest:
     """Servers of one capacity, evened."""
     near = Nearest(np.array(load), held, range(len(held)), rooms=[room] * len(held))
     near.even(np.full(len(held), cap), most, loads)

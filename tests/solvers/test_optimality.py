@@ -150,9 +150,7 @@ def test_a_plan_of_a_trained_predictor_is_optimal_only_if_the_twin_confirms_it(t
             factor = float(np.max(factors))  # type: ignore[call-overload]
             return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
 
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 0.4, Lengths.constant(400), Lengths.constant(200)) for i in range(40)]
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 0.4, Lengths.constant(400), Lengths.constant(200)) for i in range(40)])
     plan = solve(fleet, toy_profile, predictor=Imitating(), verify=False, margin=0.0)
     assert plan.n_gpus > 1
     assert plan.bound_source.startswith("estimate") is not plan.bound_proven
@@ -168,9 +166,7 @@ def test_optimal_holds_over_every_number_of_slots(solver: str, seed: int) -> Non
     rng = np.random.default_rng((seed, 3))
     card = estimate_profile(model_named("meta-llama/Llama-3.1-8B-Instruct"), "a10", max_model_len=4096)
     rates = rng.uniform(0.02, 0.4, 6)
-    fleet = Workload(
-        [Adapter(f"a{i}", int(rng.choice((64, 128))), float(rate)) for i, rate in enumerate(rates)]
-    )
+    fleet = Workload([Adapter(f"a{i}", int(rng.choice((64, 128))), float(rate)) for i, rate in enumerate(rates)])
     judge = TreePredictor.guide(card)
     sets = [tuple(i for i in range(6) if mask >> i & 1) for mask in range(1, 64)]
     ranks = [slot_rank_for(int(fleet.ranks[list(each)].max())) for each in sets]

@@ -16,9 +16,7 @@ from packer.testing.analytic import AnalyticPredictor
         ("slo:mean_ttft_ms=0.1", "the limits break even alone", "looser limits, or a faster GPU"),
     ],
 )
-def test_limits_are_named_only_where_there_are_any(
-    server: Profile, objective: str, said: str, help_: str
-) -> None:
+def test_limits_are_named_only_where_there_are_any(server: Profile, objective: str, said: str, help_: str) -> None:
     """An adapter that no server serves at a hundredth of its rate starves; one whose limits no server keeps needs
     looser ones."""
     rate = 1e5 if objective == "gpus" else 0.1

@@ -153,9 +153,7 @@ def test_the_first_mark_is_that_of_the_objective(toy_profile: Profile) -> None:
     workload = random_fleet(6, seed=3, rates=(0.2,), ranks=(8,))
     wide = solve(workload, toy_profile, margin=0.0, predictor="twin", verify=False)
     limit_ms = float(TwinPredictor().evaluate(workload.scaled(2.0), wide.bins).mean_itl_ms[0])
-    tight = solve(
-        workload, toy_profile, f"slo:mean_itl_ms={limit_ms}", margin=0.0, predictor="twin", verify=False
-    )
+    tight = solve(workload, toy_profile, f"slo:mean_itl_ms={limit_ms}", margin=0.0, predictor="twin", verify=False)
     assert tight.bins == wide.bins
     (own,), (other,) = tight.rooms, wide.rooms
     assert 1.0 <= (own.slo or 0.0) < (other.slo or 0.0)
@@ -258,9 +256,7 @@ def test_slots_of_a_latency_plan_are_chosen_by_simulation() -> None:
         solve(fleet, profile, "latency", solver=solver, max_gpus=2, verify=False, with_headroom=False)
         for solver in ("spread-refined", "spread")
     )
-    ttft_ms = [
-        TwinPredictor(seed=5).evaluate(fleet, plan.bins).mean_ttft_ms.max() for plan in (refined, spread)
-    ]
+    ttft_ms = [TwinPredictor(seed=5).evaluate(fleet, plan.bins).mean_ttft_ms.max() for plan in (refined, spread)]
     assert ttft_ms[0] < 1.5 * ttft_ms[1]
 
 
@@ -285,6 +281,4 @@ def test_an_idle_server_is_not_the_slowest() -> None:
     fleet = Workload([Adapter(f"a{k}", rank, rate) for k, (rank, rate) in enumerate(rows)])
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     plan = solve(fleet, profile, "latency", max_gpus=6, solver="spread-refined", seed=3)
-    assert (
-        plan.objective_value[1] < 3100.0
-    )  # with two busy adapters of rank 16 and 32 on one server: 3,279 ms
+    assert plan.objective_value[1] < 3100.0  # with two busy adapters of rank 16 and 32 on one server: 3,279 ms

@@ -106,9 +106,7 @@ def test_a_limit_never_leaves_half_an_adapter(max_gpus: int) -> None:
 def test_a_running_plan_with_a_split_adapter_stays_if_it_holds() -> None:
     """Nothing moves if the servers of a split adapter hold what they have; else a fresh plan is matched to them."""
     workload = Workload([Adapter("hot", 8, 15.0), *(Adapter(f"a{i}", 8, 0.5) for i in range(6))])
-    old = tuple(
-        Bin((0, *own), Settings(4, 8), PROFILE, (0.5, 1.0, 1.0, 1.0)) for own in ((1, 2, 3), (4, 5, 6))
-    )
+    old = tuple(Bin((0, *own), Settings(4, 8), PROFILE, (0.5, 1.0, 1.0, 1.0)) for own in ((1, 2, 3), (4, 5, 6)))
     posed = replace(running(workload, old, AnalyticPredictor()), max_replicas=2)
     assert Replan().supports(posed) is None
     found = Replan().solve(posed)

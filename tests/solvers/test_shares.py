@@ -33,9 +33,7 @@ def test_servers_of_replicas_carry_equal_loads() -> None:
     """The servers that share a hot adapter have the same load, whatever else is on them."""
     fleet = Workload([Adapter("hot", 8, 9.0), *(Adapter(f"a{k}", 8, 0.1) for k in range(12))])
     predictor = AnalyticPredictor(2600.0)
-    plan = solve(
-        fleet, small_profile(), "gpus", predictor=predictor, max_replicas=4, margin=0.0, verify=False
-    )
+    plan = solve(fleet, small_profile(), "gpus", predictor=predictor, max_replicas=4, margin=0.0, verify=False)
     sharing = [item for item in plan.bins if 0 in item.adapters]
     assert len(sharing) > 1
     loads = [item.offered_tok_s(fleet) for item in sharing]
@@ -46,10 +44,7 @@ def test_servers_of_replicas_carry_equal_loads() -> None:
 def test_replicas_on_two_kinds_are_no_dearer_than_on_the_cheaper_one() -> None:
     """Greedy with several kinds and replicas also tries each kind alone."""
     llama = model_named("meta-llama/Llama-3.1-8B-Instruct")
-    offered = [
-        estimate_profile(llama, gpu, price_per_hour=price)
-        for gpu, price in (("h100-80gb", 3.0), ("l40s", 0.7))
-    ]
+    offered = [estimate_profile(llama, gpu, price_per_hour=price) for gpu, price in (("h100-80gb", 3.0), ("l40s", 0.7))]
     given = ((64, 1.3), (8, 4.4), (32, 17.8), (8, 9.7), (8, 4.5), (64, 2.3))
     hot = Workload([Adapter(f"a{k}", rank, rate) for k, (rank, rate) in enumerate(given)])
     both, alone = (

@@ -127,10 +127,7 @@ def test_bins_of_the_first_adapters_are_those_made_one_by_one() -> None:
     table = slots.first(order, sizes, slots_of)
     assert list(table) == expected
     assert table.max_lora_rank.tolist() == [item.max_lora_rank for item in expected]
-    parts = [
-        slots.make(order[:n].tolist(), p, None, shares[:n].tolist())
-        for n, p in zip(sizes, slots_of, strict=True)
-    ]
+    parts = [slots.make(order[:n].tolist(), p, None, shares[:n].tolist()) for n, p in zip(sizes, slots_of, strict=True)]
     assert list(slots.first(order, sizes, slots_of, None, shares)) == parts
 
 

@@ -44,9 +44,7 @@ def make_profile() -> MakeProfile:
         calibrated=True,
     )
 
-    def make(
-        *, latency: LatencySpec | None = None, loading: LoadingSpec | None = None, **changes: Any
-    ) -> Profile:
+    def make(*, latency: LatencySpec | None = None, loading: LoadingSpec | None = None, **changes: Any) -> Profile:
         of_engine = {k: v for k, v in changes.items() if k in EngineSpec.__dataclass_fields__}
         of_memory = {k: v for k, v in changes.items() if k in MemorySpec.__dataclass_fields__}
         assert len(of_engine) + len(of_memory) == len(changes), changes
@@ -128,9 +126,7 @@ def forked_anew(forks: subprocess.Popen[str], tmp_path: Path) -> Callable[..., l
         assert forks.stdin is not None
         assert forks.stdout is not None
         output = tmp_path / "printed"
-        print(
-            json.dumps([{"NUMBA_CACHE_DIR": str(folder)}, program, str(output)]), file=forks.stdin, flush=True
-        )
+        print(json.dumps([{"NUMBA_CACHE_DIR": str(folder)}, program, str(output)]), file=forks.stdin, flush=True)
         assert forks.stdout.readline() == "0\n", program
         return output.read_text("utf-8").splitlines()
 

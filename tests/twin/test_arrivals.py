@@ -71,9 +71,7 @@ def test_threads_draw_what_one_draws() -> None:
     counts = [50_000, 10, 30_000, 1_000, 80_000, 5] * 4
     with ThreadPoolExecutor(6) as pool:
         for seed in range(3):
-            found = list(
-                pool.map(lambda n, seed=seed: streams.drawn_numbers(seed, 2, "standard_normal", n), counts)
-            )
+            found = list(pool.map(lambda n, seed=seed: streams.drawn_numbers(seed, 2, "standard_normal", n), counts))
             whole = streams.generator(seed, 2).standard_normal(max(counts))
             assert all(np.array_equal(each, whole[:n]) for each, n in zip(found, counts, strict=True))
 
@@ -199,9 +197,7 @@ def test_lengths_have_the_true_mean_spread_and_correlation() -> None:
     for tokens, mean, cv in ((marks.input_tokens, 223.0, 1.1), (marks.output_tokens, 195.0, 1.0)):
         assert tokens.mean() == pytest.approx(mean, rel=0.01)
         assert tokens.std() / tokens.mean() == pytest.approx(cv, rel=0.02)
-    scores = [
-        stats.norm.ppf(stats.rankdata(x) / (len(x) + 1)) for x in (marks.input_tokens, marks.output_tokens)
-    ]
+    scores = [stats.norm.ppf(stats.rankdata(x) / (len(x) + 1)) for x in (marks.input_tokens, marks.output_tokens)]
     assert np.corrcoef(*scores)[0, 1] == pytest.approx(-0.4, abs=0.01)
 
 
@@ -219,8 +215,7 @@ def test_adapters_keep_their_own_lengths() -> None:
 def test_prompts_share_the_prefix_of_their_adapter_alone() -> None:
     """Two prompts have the same id at a place if and only if it lies in the shared prefix of one adapter."""
     adapters = [
-        replace(each, shared_prefix_tokens=tokens)
-        for each, tokens in zip(FLEET.adapters, (100, 0, 40), strict=True)
+        replace(each, shared_prefix_tokens=tokens) for each, tokens in zip(FLEET.adapters, (100, 0, 40), strict=True)
     ]
     fleet = replace(FLEET, adapters=tuple(adapters))
     plain, marks = draw_marks(FLEET, None, 300, 5), draw_marks(fleet, None, 300, 5)
@@ -312,9 +307,7 @@ def test_turns_of_a_trace_begin_with_all_that_was_said() -> None:
     """Requests share the blocks of the turns before them, unless they are shorter than what was said: by hand."""
     prompt = np.array([40, 100, 70, 64, 260, 50])
     output = np.array([30, 60, 20, 16, 9, 70])
-    session = np.array(
-        [0, 0, 1, 0, 0, 1]
-    )  # request 3 is shorter than the 160 tokens before it, request 5 than 90
+    session = np.array([0, 0, 1, 0, 0, 1])  # request 3 is shorter than the 160 tokens before it, request 5 than 90
     adapter = np.zeros(6, dtype=np.int64)
     blocks = blocks_of_sessions(session, adapter, prompt, output, 16)
     assert blocks is not None
@@ -332,9 +325,7 @@ def test_a_replayed_log_of_sessions_hits_as_the_sessions_did(turns: float) -> No
     drawn = draw_requests(fleet, 300.0, 5)
     profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), vllm_version="0.32.0")
     runs = [
-        simulate(
-            replace(FLEET, arrivals=Arrivals("trace", trace=trace)), profile, max_loras=3, duration_s=300.0
-        )
+        simulate(replace(FLEET, arrivals=Arrivals("trace", trace=trace)), profile, max_loras=3, duration_s=300.0)
         for trace in (drawn, replace(drawn, blocks=None), replace(drawn, blocks=None, sessions=None))
     ]
     assert runs[0].prefix_hit_rate == runs[1].prefix_hit_rate > runs[2].prefix_hit_rate == 0.0

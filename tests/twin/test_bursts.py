@@ -26,8 +26,7 @@ def test_the_factor_has_its_spread_and_memory(cv: float) -> None:
     kept = (path[:-10] > 1e-6) & (path[10:] > 1e-6)  # the floor hides the smallest scores
     if cv <= 1.0:
         before, after = (
-            ndtri(np.clip(gammainc(shape, part[kept] * shape), 1e-9, 1 - 1e-9))
-            for part in (path[:-10], path[10:])
+            ndtri(np.clip(gammainc(shape, part[kept] * shape), 1e-9, 1 - 1e-9)) for part in (path[:-10], path[10:])
         )
         assert np.corrcoef(before, after)[0, 1] == pytest.approx(np.exp(-1.0), abs=0.02)
 
@@ -54,9 +53,7 @@ def test_own_bursts_are_independent_between_adapters(common: Bursts | None) -> N
     for seed in range(30):
         time_s, adapter = draw_times(fleet, 10_000.0, seed)
         assert adapter is not None
-        counts = np.array(
-            [np.bincount((time_s[adapter == k] / 4.0).astype(int), minlength=2500) for k in (1, 2)]
-        )
+        counts = np.array([np.bincount((time_s[adapter == k] / 4.0).astype(int), minlength=2500) for k in (1, 2)])
         mean = counts.mean(axis=1)
         within.append((counts[1].var() - mean[1]) / mean[1] ** 2)
         between.append(np.cov(counts)[0, 1] / (mean[0] * mean[1]))

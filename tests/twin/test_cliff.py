@@ -90,9 +90,7 @@ def test_load_factor_of_a_single_queue(one_at_a_time: Profile) -> None:
     assert found is not None
     assert 0.9 < 0.5 * found.load_factor < 1.0
     assert found.low < found.load_factor < found.high
-    again = simulate_seeds(
-        _fleet(0.5).scaled(found.load_factor), one_at_a_time, max_loras=2, seeds=60, seed=1000
-    )
+    again = simulate_seeds(_fleet(0.5).scaled(found.load_factor), one_at_a_time, max_loras=2, seeds=60, seed=1000)
     assert chance(again).probability < 0.15
     beyond = simulate_seeds(
         _fleet(0.5).scaled(1.06 * found.load_factor), one_at_a_time, max_loras=2, seeds=30, seed=1000
@@ -106,27 +104,20 @@ def test_bistable_slots_are_a_probability(make_profile: MakeProfile) -> None:
         latency=LatencySpec("linear", {"base_ms": 10.0, "per_adapter_ms": 0.6}),
         loading=LoadingSpec(host_base_ms=20.0),
     )
-    fleet = Workload(
-        [Adapter(f"a{i}", 8, 0.1) for i in range(96)], Lengths.gamma(60, 1.0), Lengths.gamma(90, 1.0)
-    )
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1) for i in range(96)], Lengths.gamma(60, 1.0), Lengths.gamma(90, 1.0))
     found = cliff(fleet, profile, max_loras=24, duration_s=900.0, jobs=2)
     assert found is not None
     runs = simulate_seeds(
         fleet.scaled(found.load_factor * 1.05), profile, max_loras=24, seeds=60, seed=500, duration_s=900.0
     )
     assert 0.02 < chance(runs).probability < 0.98
-    calm = simulate_seeds(
-        fleet.scaled(found.load_factor), profile, max_loras=24, seeds=60, seed=500, duration_s=900.0
-    )
+    calm = simulate_seeds(fleet.scaled(found.load_factor), profile, max_loras=24, seeds=60, seed=500, duration_s=900.0)
     assert chance(calm).probability < 0.2
 
 
 def test_threads_do_not_change_it(one_at_a_time: Profile) -> None:
     """The same seeds give the same load factor, however many threads there are."""
-    one, two = (
-        cliff(_fleet(0.7), one_at_a_time, max_loras=2, seeds=3, jobs=jobs, duration_s=600.0)
-        for jobs in (1, 2)
-    )
+    one, two = (cliff(_fleet(0.7), one_at_a_time, max_loras=2, seeds=3, jobs=jobs, duration_s=600.0) for jobs in (1, 2))
     assert one == two
 
 

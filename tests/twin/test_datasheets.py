@@ -61,9 +61,7 @@ def test_another_gpu_is_given_by_its_data_sheet(tmp_path: Path) -> None:
         with pytest.raises(FileFormatError, match=said):
             datasheet(str(path))
     path.write_text("[model]\n[gpu]\n[engine]\n")
-    with pytest.raises(
-        FileFormatError, match=r"expected a data sheet\. This is a profile: --profile takes it"
-    ):
+    with pytest.raises(FileFormatError, match=r"expected a data sheet\. This is a profile: --profile takes it"):
         datasheet(str(path))
 
 

@@ -77,9 +77,7 @@ def test_a_bfloat16_cache_is_asked_for_since_0_11(make_profile: Callable[..., Pr
     engine = replace(make_profile().engine, kv_cache_dtype="bfloat16")
     rules_of(replace(engine, version="0.11.0"))
     rules_of(replace(engine, name="sglang", version="0.5"))
-    with pytest.raises(
-        ValidationError, match=r"from 0\.11 on with kv_cache_dtype \"bfloat16\", got 'vllm 0\.10\.0'"
-    ):
+    with pytest.raises(ValidationError, match=r"from 0\.11 on with kv_cache_dtype \"bfloat16\", got 'vllm 0\.10\.0'"):
         rules_of(replace(engine, version="0.10.0"))
 
 
@@ -103,13 +101,9 @@ def test_what_is_not_simulated_is_refused(
 def test_versions_between_two_say_which_they_follow(make_profile: Callable[..., Profile]) -> None:
     """A version that was not read follows the newest one before it, and says which."""
     engine = make_profile().engine
-    assert followed(replace(engine, version="0.26.1")).endswith(
-        "follows the rules of 0.24, the newest before it"
-    )
+    assert followed(replace(engine, version="0.26.1")).endswith("follows the rules of 0.24, the newest before it")
     for version in ("banana", "33", "v1"):
-        assert followed(replace(engine, version=version)).endswith(
-            "which is no version, follows the rules of 0.8"
-        )
+        assert followed(replace(engine, version=version)).endswith("which is no version, follows the rules of 0.8")
     assert followed(replace(engine, version="0.32.0")) == followed(replace(engine, name="other")) == ""
 
 

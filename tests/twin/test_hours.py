@@ -198,9 +198,7 @@ def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile
     def used(factor: float) -> float:
         own = item.workload(fleet.scaled(factor))
         places = [0, *(of_first(place) for place in range(1, 4))]
-        return max(
-            simulate(own, profile, max_loras=6, max_lora_rank=8, seed=seed).slo_used for seed in places
-        )
+        return max(simulate(own, profile, max_loras=6, max_lora_rank=8, seed=seed).slo_used for seed in places)
 
     assert alone.slo is not None
     assert found.slo is not None

@@ -130,9 +130,7 @@ def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) ->
     assert not Path("~").exists()
 
 
-def test_a_full_folder_takes_no_more_and_the_kernel_is_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_folder_takes_no_more_and_the_kernel_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that fills up ends nothing."""
 
     def full(*_arguments: object) -> None:

@@ -122,9 +122,7 @@ def test_what_helps_leaves_the_memory_of_training() -> None:
     fleet = Workload(adapters, Lengths.constant(3000), Lengths.constant(200), fine_tuning=FineTuning())
     advice = {each.name: each.advice for each in _limits(run(fleet, 8))}["KV cache"]
     assert f"max_loras 3 gives {run(fleet, 3).kv_cache_tokens:,} tokens" in advice
-    assert (
-        f"(+{run(fleet.subset([1, 2]), 8, 8).kv_cache_tokens - run(fleet, 8).kv_cache_tokens:,} KV" in advice
-    )
+    assert f"(+{run(fleet.subset([1, 2]), 8, 8).kv_cache_tokens - run(fleet, 8).kv_cache_tokens:,} KV" in advice
 
 
 def test_first_loads_are_no_thrashing() -> None:

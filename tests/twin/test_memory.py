@@ -99,13 +99,9 @@ def test_residuals_are_interpolated(loras: int, shift: int) -> None:
 
 def test_unified_memory_reserves_nothing(make_profile: Callable[..., Profile]) -> None:
     """Under the unified policy slots cost nothing until adapters move in."""
-    profile = make_profile(
-        policy="unified", kv_budget_bytes=5000.0, slot_bytes=100.0, slot_bytes_per_rank=10.0
-    )
+    profile = make_profile(policy="unified", kv_budget_bytes=5000.0, slot_bytes=100.0, slot_bytes_per_rank=10.0)
     assert (
-        kv_cache_tokens(profile, profile.settings(1, 8))
-        == kv_cache_tokens(profile, profile.settings(400, 512))
-        == 5000
+        kv_cache_tokens(profile, profile.settings(1, 8)) == kv_cache_tokens(profile, profile.settings(400, 512)) == 5000
     )
     assert memory_policy(profile).reserved_bytes(profile, profile.settings(400, 512)) == 0.0
 
@@ -158,15 +154,11 @@ def test_what_training_and_adapters_take_has_the_same_bytes_in_any_tokens() -> N
     """Training and adapters in a pool take the same share of the memory whatever the layers keep of the requests."""
     base = load_profile(SHIPPED[0])
     base = replace(base, memory=replace(base.memory, policy="unified"))
-    fleet = Workload(
-        [Adapter("a", 64, 0.2), Adapter("b", 8, 0.1)], Lengths.constant(3000), Lengths.constant(200)
-    )
+    fleet = Workload([Adapter("a", 64, 0.2), Adapter("b", 8, 0.1)], Lengths.constant(3000), Lengths.constant(200))
     trains, shares = replace(fleet, fine_tuning=FineTuning(policy="temporal")), []
     for shape in (None, KvShape(1000, 0.75), KvShape(0, 0.0, 620.0)):
         profile = replace(base, model=replace(base.model, kv_shape=shape))
-        free, room = (
-            simulate(each, profile, max_loras=2, duration_s=1.0).kv_cache_tokens for each in (fleet, trains)
-        )
+        free, room = (simulate(each, profile, max_loras=2, duration_s=1.0).kv_cache_tokens for each in (fleet, trains))
         blocks = memory_policy(profile).adapter_blocks(profile, fleet)
         shares.append([room / free, *blocks * profile.engine.block_size / free])
     assert np.array(shares) == pytest.approx(np.array(shares[:1] * 3), rel=0.03)

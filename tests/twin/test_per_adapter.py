@@ -206,9 +206,7 @@ def test_few_requests_may_not_reach_twice_the_limit(make_profile: MakeProfile) -
     times[late], output[late - 1] = times[late - 1] + 0.01, 1000  # twenty seconds of steps
     times[late + 1 :] += 24.0
     trace = RequestTrace(times, adapter, np.full(110, 10, dtype=np.int64), output)
-    fleet = Workload(
-        [Adapter("busy", 8, 0.3), Adapter("quiet", 8, 0.03)], arrivals=Arrivals("trace", trace=trace)
-    )
+    fleet = Workload([Adapter("busy", 8, 0.3), Adapter("quiet", 8, 0.03)], arrivals=Arrivals("trace", trace=trace))
     limit_ms = 3000.0
     found = simulate(replace(fleet, slo=Slo(Limits(limit_ms, 1e6))), profile, max_loras=1)
     assert found.adapter_mean_ttft_ms[1] < limit_ms
@@ -243,9 +241,7 @@ def test_limits_of_any_statistic_are_judged_by_the_definition(key: str, make_pro
     assert sim.adapter_slo_used[0] == pytest.approx(own / limit_ms)
     assert sim.adapter_slo_used[2] == (0.0 if what != "itl" else pytest.approx(sim.mean_itl_ms / limit_ms))
     everyone = sim.figure(key)
-    assert (
-        sim.adapter_slo_used[1] >= 0.5 * everyone / limit_ms
-    )  # few requests: not better than its server shows
+    assert sim.adapter_slo_used[1] >= 0.5 * everyone / limit_ms  # few requests: not better than its server shows
 
 
 def test_limits_of_servers_and_of_requests_count(make_profile: MakeProfile) -> None:
@@ -255,9 +251,7 @@ def test_limits_of_servers_and_of_requests_count(make_profile: MakeProfile) -> N
     for key in ("server.p90_e2e_ms", "server.mean_ttft_ms", "p99_itl_ms", "server.p95_itl_ms"):
         figure = sim.figure(key.removeprefix("server."))
         for factor in (0.5, 2.0):
-            judged = simulate(
-                fleet, make_profile(), max_loras=2, duration_s=100.0, slo={key: figure * factor}
-            )
+            judged = simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo={key: figure * factor})
             assert judged.slo_used == pytest.approx(1.0 / factor)
     limit_ms = float(np.quantile(sim.ttft_ms, 0.97))
     few = simulate(fleet, make_profile(), max_loras=2, duration_s=100.0, slo={"ttft_ms": limit_ms})
@@ -337,9 +331,7 @@ def test_an_adapter_whose_95th_percentile_is_not_known_is_the_worst(
         ]
         time_s, owner, output = (np.array(column) for column in zip(*sorted(requests), strict=True))
         trace = RequestTrace(time_s, owner, np.full(len(owner), 10), output)
-        fleet = Workload(
-            [Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], arrivals=Arrivals("trace", trace=trace)
-        )
+        fleet = Workload([Adapter("a0", 8, 1.0), Adapter("a1", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
         return simulate(replace(fleet, slo=Slo.of(1.0)), make_profile(), max_loras=1, duration_s=2.0)
 
     in_vain = run([0.2, 0.3, 0.4, 0.5])

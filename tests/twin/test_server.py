@@ -29,9 +29,7 @@ def test_ranks_take_as_many_requests_each(make_profile: Callable[..., Profile]) 
     plain = make_profile()
 
     def finish_s(seqs: int, tokens: int, ranks: int) -> bytes:
-        engine = replace(
-            plain.engine, max_num_seqs=seqs, max_num_batched_tokens=tokens, data_parallel_size=ranks
-        )
+        engine = replace(plain.engine, max_num_seqs=seqs, max_num_batched_tokens=tokens, data_parallel_size=ranks)
         run = simulate(workload, replace(plain, engine=engine), max_loras=3, duration_s=30.0, seed=1)
         return run.raw.finish_s.tobytes()
 
@@ -69,9 +67,7 @@ def test_full_server_refuses(make_profile: Callable[..., Profile], ahead: bool) 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("limit", ["client", "server"])
-def test_refusals_are_those_of_a_cluster_of_one(
-    make_profile: Callable[..., Profile], ahead: bool, limit: str
-) -> None:
+def test_refusals_are_those_of_a_cluster_of_one(make_profile: Callable[..., Profile], ahead: bool, limit: str) -> None:
     """Drawn requests are refused or served as in a cluster of one; a ceiling that refuses none changes no byte."""
     lengths = Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0)
     workload = Workload([Adapter(f"a{i}", 8, 4.0) for i in range(3)], *lengths)
@@ -111,9 +107,7 @@ def test_refusals_are_counted_by_who_refuses(make_profile: Callable[..., Profile
     ):
         run = simulate(workload, profile, max_loras=3, duration_s=30.0, max_outstanding=most)
         assert run.refused > 5
-        assert (run.refused_by_server, run.refused_by_client) == (
-            (run.refused, 0) if by_server else (0, run.refused)
-        )
+        assert (run.refused_by_server, run.refused_by_client) == ((run.refused, 0) if by_server else (0, run.refused))
         said = run.to_dict()
         assert (said["refused"], said["refused_by_client"]) == (run.refused, run.refused_by_client)
         assert said.get("refused_by_server") == (run.refused_by_server if profile is full else None)

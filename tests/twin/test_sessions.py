@@ -27,9 +27,7 @@ FLEET = Workload(
     Lengths.gamma(223.0, 1.1),
     Lengths.lognormal(195.0, 1.0),
 )
-SLOW = Workload(
-    [Adapter(f"a{i}", 8, 0.05) for i in range(3)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0), -0.2
-)
+SLOW = Workload([Adapter(f"a{i}", 8, 0.05) for i in range(3)], Lengths.gamma(80, 1.0), Lengths.gamma(40, 1.0), -0.2)
 SESSIONS = Sessions(turns=5, think_s=8.0, turn_tokens=40)
 
 
@@ -151,9 +149,7 @@ def test_a_turn_finds_what_was_computed_for_the_turn_before_it() -> None:
     done = sim.raw.finished
     assert (expected > 0).sum() > 100
     assert sim.raw.found[done].tolist() == expected[done].tolist()
-    assert sim.prefix_hit_rate == pytest.approx(
-        expected[done].sum() / sent.input_tokens[done].sum(), abs=0.01
-    )
+    assert sim.prefix_hit_rate == pytest.approx(expected[done].sum() / sent.input_tokens[done].sum(), abs=0.01)
 
 
 def test_replicas_of_an_adapter_keep_sessions_together() -> None:
@@ -169,9 +165,7 @@ def test_replicas_of_an_adapter_keep_sessions_together() -> None:
     for router in ("plan", "round-robin"):
         run = simulate_cluster(fleet, cluster, router=router, duration_s=400.0)
         server = run.requests["server"].to_numpy()
-        alone = [
-            len(set(server[sent.sessions == number].tolist())) == 1 for number in np.unique(sent.sessions)
-        ]
+        alone = [len(set(server[sent.sessions == number].tolist())) == 1 for number in np.unique(sent.sessions)]
         hits[router] = run.prefix_hit_rate
         assert all(alone) == (router == "plan")
         if router == "plan":

@@ -142,9 +142,7 @@ def test_requests_are_completed_refused_held_back_or_open(
 
 def test_base_model_alone_has_lora_off(make_profile: MakeProfile) -> None:
     """A server of requests without an adapter has no slots, and costs what the base model costs."""
-    law = LatencySpec(
-        "linear", {"base_ms": 8.0, "first_adapter_ms": 2.0, "per_slot_ms": 0.5, "per_rank_ms": 0.25}
-    )
+    law = LatencySpec("linear", {"base_ms": 8.0, "first_adapter_ms": 2.0, "per_slot_ms": 0.5, "per_rank_ms": 0.25})
     base, one = Workload([Adapter("base", 0, 1.0)]), _trace((1.0, 0, 40, 5), adapters=1)
     base = base.with_arrivals(one.arrivals)
     for slots in (0, 4):
@@ -239,9 +237,7 @@ def test_each_adapter_is_served_in_order(
 ) -> None:
     """Of one adapter, an earlier request never gets its first token after a later one."""
     workload, server, kv_tokens, engine = case
-    sim = simulate(
-        workload, make_profile(kv_budget_bytes=float(kv_tokens), **engine), duration_s=40.0, **server
-    )
+    sim = simulate(workload, make_profile(kv_budget_bytes=float(kv_tokens), **engine), duration_s=40.0, **server)
     first = np.where(np.isnan(sim.raw.first_s), math.inf, sim.raw.first_s)
     for adapter in range(len(workload)):
         mine = first[sim.raw.requests.adapter == adapter]
@@ -301,9 +297,7 @@ def test_bursts_queue_longer_than_poisson(make_profile: MakeProfile, seed: int) 
     mean_ttft = {}
     for kind in ("poisson", "unpredictable"):
         arrivals = Arrivals(kind, cv=4.0, period_s=100.0, span=2.0)  # type: ignore[arg-type]
-        sim = simulate(
-            _fleet(6, 1.6, arrivals), make_profile(latency=law), max_loras=6, duration_s=1500.0, seed=seed
-        )
+        sim = simulate(_fleet(6, 1.6, arrivals), make_profile(latency=law), max_loras=6, duration_s=1500.0, seed=seed)
         mean_ttft[kind] = sim.mean_ttft_ms
     assert mean_ttft["unpredictable"] > 1.5 * mean_ttft["poisson"]
 
@@ -369,9 +363,7 @@ def test_wrong_arguments_are_refused(make_profile: MakeProfile, wrong: dict[str,
 
 
 @pytest.mark.parametrize("wrong", [{"paced": True}, {"concurrency": 2, "max_outstanding": 2}])
-def test_clients_that_exclude_each_other_are_refused(
-    make_profile: MakeProfile, wrong: dict[str, int]
-) -> None:
+def test_clients_that_exclude_each_other_are_refused(make_profile: MakeProfile, wrong: dict[str, int]) -> None:
     """A client either refuses or holds back, and only one that holds back has times of its own."""
     with pytest.raises(IncompatibleError, match=next(iter(wrong))):
         simulate(_fleet(2, 1.0), make_profile(), max_loras=2, duration_s=1.0, **wrong)  # type: ignore[arg-type]

@@ -41,9 +41,7 @@ def _fleet(load: float, arrivals: Arrivals | None = None) -> Workload:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    ("load", "stable"), [(0.5, True), (0.8, True), (0.9, True), (1.1, False), (1.3, False)]
-)
+@pytest.mark.parametrize(("load", "stable"), [(0.5, True), (0.8, True), (0.9, True), (1.1, False), (1.3, False)])
 def test_queue_grows_beyond_capacity(one_at_a_time: Profile, load: float, stable: bool, seed: int) -> None:
     """One hour tells loads of 0.9 and less from loads of 1.1 and more."""
     assert simulate(_fleet(load), one_at_a_time, max_loras=2, seed=seed).stable == stable
@@ -96,9 +94,7 @@ def test_server_that_does_not_start_is_not_stable(make_profile: MakeProfile) -> 
 
 
 @pytest.mark.parametrize(("peak", "stable"), [(1.5, True), (2.5, False)])
-def test_changing_rates_are_stable_if_the_queue_empties(
-    one_at_a_time: Profile, peak: float, stable: bool
-) -> None:
+def test_changing_rates_are_stable_if_the_queue_empties(one_at_a_time: Profile, peak: float, stable: bool) -> None:
     """Where rates change, a queue at the peak is no growth if it is gone again later, and one that stays is."""
     arrivals = Arrivals("piecewise", period_s=300.0, factors=(peak, 0.2))
     sim = simulate(_fleet(0.8, arrivals), one_at_a_time, max_loras=2, duration_s=6000.0)

@@ -86,9 +86,7 @@ def test_row_is_what_simulate_says(fleet: Workload, profile: Profile) -> None:
     """A row of the sweep is the simulation of its point, with the slot rank of the whole workload."""
     sweep = _sweep(fleet, profile, Grid((4,), (2.0,), (4,)))
     row = sweep.row((4, 2.0, 4))
-    sim = simulate(
-        fleet.subset(range(4)).scaled(2.0), profile, max_loras=4, max_lora_rank=16, duration_s=120.0, seed=0
-    )
+    sim = simulate(fleet.subset(range(4)).scaled(2.0), profile, max_loras=4, max_lora_rank=16, duration_s=120.0, seed=0)
     assert row["max_lora_rank"] == 16
     assert row["total_token_throughput"] == sim.total_token_throughput
     assert row["mean_itl_ms"] == sim.mean_itl_ms
@@ -120,9 +118,7 @@ def test_max_pack_is_the_fullest_that_works(fleet: Workload, profile: Profile) -
     packs = max_packs(frame)
     assert packs["max_loras"].to_list() == [2, 8]  # a thousand slots leave no memory
     for pack in packs.iter_rows(named=True):
-        curve = frame.filter(
-            (frame["max_loras"] == pack["max_loras"]) & ~frame["starved"] & ~frame["memory_error"]
-        )
+        curve = frame.filter((frame["max_loras"] == pack["max_loras"]) & ~frame["starved"] & ~frame["memory_error"])
         assert not pack["starved"]
         assert pack["adapters"] == curve["adapters"].max()
     assert frame.filter(frame["max_loras"] == 8)["starved"].any()
@@ -158,9 +154,7 @@ def test_x_axis_is_the_one_that_varies(fleet: Workload, profile: Profile) -> Non
         ((), (1.0,), (8,)),
     ],
 )
-def test_grid_refuses_nonsense(
-    adapters: tuple[int, ...], factors: tuple[float, ...], slots: tuple[int, ...]
-) -> None:
+def test_grid_refuses_nonsense(adapters: tuple[int, ...], factors: tuple[float, ...], slots: tuple[int, ...]) -> None:
     """No adapters, a rate factor that is no positive number, no slots or an empty axis is an error."""
     with pytest.raises(ValidationError):
         Grid(adapters, factors, slots)

@@ -23,9 +23,7 @@ def test_one_request_by_hand(make_profile: MakeProfile) -> None:
     one = np.array([0])
     trace = RequestTrace(np.array([0.5]), one, np.array([40]), np.array([101]))
     workload = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
-    sim = simulate(
-        workload, make_profile(kv_budget_bytes=1600.0), max_loras=1, duration_s=2.5, timeline_bin_s=1.0
-    )
+    sim = simulate(workload, make_profile(kv_budget_bytes=1600.0), max_loras=1, duration_s=2.5, timeline_bin_s=1.0)
     table = sim.timeline
     assert table["time_s"].to_list() == [1.0, 2.0, 3.0]
     assert table["running"].to_list() == pytest.approx([0.5, 0.51, 0.0], abs=0.011)

@@ -28,9 +28,7 @@ def test_seeds_count_up_in_order(make_profile: Callable[..., Profile]) -> None:
         FLEET, make_profile(), max_loras=4, seeds=4, seed=10, jobs=2, duration_s=60.0,
         progress=lambda *step: seen.append(step),
     )  # fmt: skip
-    alone = [
-        simulate(FLEET, make_profile(), max_loras=4, duration_s=60.0, seed=10 + k).to_dict() for k in range(4)
-    ]
+    alone = [simulate(FLEET, make_profile(), max_loras=4, duration_s=60.0, seed=10 + k).to_dict() for k in range(4)]
     assert [run.to_dict() for run in runs] == alone
     assert seen == [("simulating", k, 4) for k in range(1, 5)]
 
@@ -63,9 +61,7 @@ def test_one_run_has_no_interval(make_profile: Callable[..., Profile]) -> None:
     nothing = Workload([Adapter("a", 8, 1e-9)])
     rows = {
         row["metric"]: row
-        for row in intervals(
-            simulate_seeds(nothing, make_profile(), max_loras=1, seeds=1, duration_s=9.0)
-        ).to_dicts()
+        for row in intervals(simulate_seeds(nothing, make_profile(), max_loras=1, seeds=1, duration_s=9.0)).to_dicts()
     }
     assert (rows["sent"]["mean"], rows["sent"]["low"], rows["sent"]["runs"]) == (0.0, None, 1)
     assert (rows["mean_ttft_ms"]["mean"], rows["mean_ttft_ms"]["runs"]) == (None, 0)

@@ -90,9 +90,7 @@ def test_the_verdict_agrees_with_how_much_of_the_goal_is_used(toy_profile: Profi
         ({"ttft_ms": 1e6, "tpot_ms": 1e6}, [True, True]),
     ],
 )
-def test_each_limit_of_requests_is_judged_alone(
-    toy_profile: Profile, slo: dict[str, float], kept: list[bool]
-) -> None:
+def test_each_limit_of_requests_is_judged_alone(toy_profile: Profile, slo: dict[str, float], kept: list[bool]) -> None:
     """Of several limits of requests the verdict names those that too few requests keep, each with its own share."""
     found = verdict_of(simulate(fleet(3, 0.1), toy_profile, max_loras=3, duration_s=600, slo=slo))
     assert [each.kept for each in found.limits] == kept

@@ -23,13 +23,8 @@ def server_of(rng: np.random.Generator, server: Profile) -> tuple[Workload, Bin]
     rates *= float(rng.uniform(1.0, 14.0)) / rates.sum()
     classes = [str(rng.choice(["strict", ""])) or None for _ in range(n)]
     fleet = Workload(
-        [
-            Adapter(f"a{k}", int(rng.choice((8, 32))), float(rate), slo_class=classes[k])
-            for k, rate in enumerate(rates)
-        ],
-        arrivals=Arrivals("bursty", common=Bursts(1.0, ((300.0, 1.0),)))
-        if rng.random() < 0.25
-        else Arrivals(),
+        [Adapter(f"a{k}", int(rng.choice((8, 32))), float(rate), slo_class=classes[k]) for k, rate in enumerate(rates)],
+        arrivals=Arrivals("bursty", common=Bursts(1.0, ((300.0, 1.0),))) if rng.random() < 0.25 else Arrivals(),
     )
     share = float(rng.choice((1.0, 1.0, 0.9)))
     limit_ms = float(rng.choice((150, 500, 2000)))

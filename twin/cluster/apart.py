@@ -60,9 +60,7 @@ def _put(requests: Record, dealt: Record, whole: Record) -> None:
         whole[dealt[i].number] = requests[i]
 
 
-def run_apart(
-    servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int
-) -> None:
+def run_apart(servers: Servers, assigned: IntArray, until_s: float, run_until: Callable[..., None], jobs: int) -> None:
     """Run each server with the requests `assigned` to it, (n,), until `until_s`; `jobs`: as for `in_threads`."""
     count = len(servers.wake_s)
     servers.server[:] = assigned

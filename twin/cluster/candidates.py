@@ -92,9 +92,7 @@ def allowed(
                 if workload.ranks[a] <= ranks[s]:
                     placed[a].append((s, share))
         # If no server that is on has a share of an adapter, those that hold it share its requests equally.
-        held = [
-            tuple(own if any(share for _, share in own) else ((s, 1.0) for s, _ in own)) for own in placed
-        ]
+        held = [tuple(own if any(share for _, share in own) else ((s, 1.0) for s, _ in own)) for own in placed]
         order = {key: k for k, key in enumerate(dict.fromkeys(held))}
         group, groups = np.array([order[own] for own in held]), list(map(list, order))
     pairs = [pair for item in groups for pair in item]

@@ -90,9 +90,7 @@ class Dispatch:
         servers = self._assign(adapter[first], time_s[first], candidates)
         return None if servers is None else servers[np.searchsorted(first, place)][which]
 
-    def _assign(
-        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None
-    ) -> IntArray | None:
+    def _assign(self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None) -> IntArray | None:
         """Assign as `assign` does, without regard to sessions."""
         if not isinstance(self.router, StaticRouter):
             return None
@@ -183,9 +181,7 @@ class Dispatch:
         elif assigned is not None:
             given = assigned
         elif isinstance(router, ScoringRouter):
-            p = router.state(
-                router.parameters(self.cluster, self.workload), servers, content or Content.none(n)
-            )
+            p = router.state(router.parameters(self.cluster, self.workload), servers, content or Content.none(n))
         else:
             raise PluginError(f"Expected router {router.name!r} to have assign(…), or start(…) and route(…).")
         r, now_s, c = 0, 0.0, self.current
@@ -238,9 +234,7 @@ class Dispatch:
             given[lost] = events.ASK
         return lost
 
-    def _resend(
-        self, clock: _Clock, c: Candidates, p: Any, lost: list[int], given: IntArray, now_s: float
-    ) -> Servers:
+    def _resend(self, clock: _Clock, c: Candidates, p: Any, lost: list[int], given: IntArray, now_s: float) -> Servers:
         """Send the `lost` requests again at `now_s`; refuse a request for which the router finds no server."""
         clock.servers.touched[:] = 1  # the router may know an older state of them
         for r in lost:
@@ -362,9 +356,7 @@ class _Clock:
         place = 0 if self.engines is None else int(self.engines[old])
         withdraw = self.work.others[place - 1].withdraw if place else None
         if withdraw is None:
-            raise IncompatibleError(
-                f"Router {name!r} moves requests, which servers of engine dlora alone give up."
-            )
+            raise IncompatibleError(f"Router {name!r} moves requests, which servers of engine dlora alone give up.")
         held = self.view.blocks_of(np.array([r]))[0] >= 0
         if r < 0 or not held or move.server not in self.view.candidates(self.servers.adapter[r]):
             raise PluginError(

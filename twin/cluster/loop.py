@@ -66,7 +66,5 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
 def _variant(kernel: Any, flags: dict[str, Any] = ENGINE_FLAGS, **names: Any) -> Any:
     """Return a copy of the kernel, compiled with other values of these global names."""
     function = getattr(kernel, "py_func", kernel)
-    copy = types.FunctionType(
-        function.__code__, function.__globals__ | names, function.__name__, function.__defaults__
-    )
+    copy = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
     return njit(**flags)(copy)

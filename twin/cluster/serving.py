@@ -100,9 +100,7 @@ class Serving:
         for change in changes:
             checks.instance("a change", change, Change, "packer.Change(TIME_S, stop=(0,))")
             if change.time_s < now_s:
-                raise ValidationError(
-                    f"Expected changes from {now_s:.6g} s on, got one at {change.time_s:.6g} s."
-                )
+                raise ValidationError(f"Expected changes from {now_s:.6g} s on, got one at {change.time_s:.6g} s.")
             wrong = [s for s in change.servers if not 0 <= s < len(self.cluster)]
             if wrong:
                 raise ValidationError(

@@ -126,9 +126,7 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
     if trains(workload.fine_tuning) and not engine.trains:
         raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
     if loading == "none" or policy.rule == FIXED:
-        profile = replace(
-            profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch)
-        )  # loads take no time
+        profile = replace(profile, loading=LoadingSpec(spares_batch=profile.loading.spares_batch))  # loads take no time
     settings = profile.settings(kind.max_loras, kind.max_lora_rank or workload.slot_rank())
     tokens = kv_cache_tokens(profile, settings, workload, kv_tokens_of(workload.fine_tuning, profile))
     server = Server(workload, profile, settings, tokens, None)
@@ -225,10 +223,7 @@ def idle_servers(
         last=last,
         served=np.concatenate([served for served, _ in lists.values()]),
         words=np.concatenate(
-            [
-                np.column_stack([state.adapters["hash"], state.adapters["words"]])[1:]
-                for _, state in lists.values()
-            ]
+            [np.column_stack([state.adapters["hash"], state.adapters["words"]])[1:] for _, state in lists.values()]
         ),
         blocks=np.stack([setup.blocks for setup in kinds.values()]),
         seen=np.zeros(count, dtype=np.int64),

@@ -203,9 +203,7 @@ def _served(
     return servers
 
 
-def _closed_loop(
-    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload
-) -> Servers:
+def _closed_loop(work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], drawn: Workload) -> Servers:
     """Return the servers, with the requests sent, after a client kept `concurrency` requests open all the time."""
     assert work.concurrency is not None
     trace, count = drawn.arrivals.trace, len(own)

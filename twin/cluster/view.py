@@ -66,9 +66,7 @@ class ClusterView:
         def total(values: FloatArray) -> FloatArray:
             return np.bincount(server[kept], values[kept], len(after_s)).astype(np.float64)
 
-        tokens = (
-            each[first:last].astype(np.float64) for each in (self._servers.prompt, self._servers.output)
-        )
+        tokens = (each[first:last].astype(np.float64) for each in (self._servers.prompt, self._servers.output))
         prompt, output = map(total, tokens)
         return total(np.ones(last - first)), prompt, output
 

@@ -74,9 +74,7 @@ def room_for(state: ServerState, pool: Pool | None, r: int, budget: int) -> tupl
     a, tokens, hits = request.owner + 1, request.prompt + request.generated, 0
     if pool is not None and pool.all[0].caching == 1:
         hits = find(state, pool, r)
-    take = min(
-        tokens - hits * size, budget
-    )  # chunked prefill: a preempted request computes its outputs again, too
+    take = min(tokens - hits * size, budget)  # chunked prefill: a preempted request computes its outputs again, too
     needed = to_admit(server, tokens if server.whole_sequence == 1 else hits * size + take, hits * size)
     if state.adapters[a].resident == 0:
         needed += state.adapters[a].blocks

@@ -100,9 +100,7 @@ def schedule_running(state: ServerState, each: Each, pool: Pool) -> tuple[int, i
         r = each.running[i]
         row = each.rows[r]
         tokens, end = known(state, each, r), requests[r].prompt + requests[r].output
-        new = min(
-            tokens + row.drafts + row.placeholders - row.computed, min(budget, inputs - whole.draft_slots)
-        )
+        new = min(tokens + row.drafts + row.placeholders - row.computed, min(budget, inputs - whole.draft_slots))
         new = min(new, whole.max_model_len - row.computed - 1)
         # Steps in flight give it its last token even if all their drafts are rejected.
         if (row.placeholders > 0 and row.computed + 2 - row.placeholders >= end) or new == 0:
@@ -235,9 +233,7 @@ def schedule_waiting(
     budget, inputs, prefills = left
     awaited, grown = 0, budget < server.token_budget
     first = server.running
-    while (
-        server.waiting > 0 and budget > 0 and inputs > whole.draft_slots and server.running < server.max_seqs
-    ):
+    while server.waiting > 0 and budget > 0 and inputs > whole.draft_slots and server.running < server.max_seqs:
         a = next_waiting(state, each, lingering)
         if a == 0:
             break

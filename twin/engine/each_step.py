@@ -22,9 +22,7 @@ def name_first(state: ServerState, each: Each, which: int, by: int) -> None:
     k = each.whole[0].current
     for i in range(each.steps[k].count):
         if each.batches[k, i].tried >= 0 and math.isnan(state.requests[each.batches[k, i].request].first_s):
-            change(
-                state.server, state.adapters, state.requests[each.batches[k, i].request].owner + 1, which, by
-            )
+            change(state.server, state.adapters, state.requests[each.batches[k, i].request].owner + 1, which, by)
 
 
 @njit(**INLINED)

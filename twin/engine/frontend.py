@@ -27,9 +27,7 @@ HASH_FACTOR = 0x9E3779B97F4A7C1  # odd; products may overflow
 def scrape(server: Record, frontend: Record, now: float) -> None:
     """Render /metrics for each scrape due up to `now`; the next one comes `interval_s` after the end of the last."""
     while server.scrape_s <= now:
-        took = (
-            frontend.per_scrape_s + frontend.per_series_s * server.series + frontend.per_name_s * server.names
-        )
+        took = frontend.per_scrape_s + frontend.per_series_s * server.series + frontend.per_name_s * server.names
         server.free_s = max(server.scrape_s, server.free_s) + took
         server.scrape_s = server.free_s + frontend.interval_s
         server.scraped_s += took

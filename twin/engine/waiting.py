@@ -84,9 +84,7 @@ def take_first(server: Record, requests: Record, adapters: Record, r: int, a: in
 
 
 @njit(**CALLED)
-def put_behind_skipped(
-    server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int
-) -> None:
+def put_behind_skipped(server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int) -> None:
     """Put a preempted request before all requests that no walk has passed over yet; the caller calls `place`."""
     key = server.passed_key
     for k in range(2):

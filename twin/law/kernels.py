@@ -46,9 +46,7 @@ def with_kernel(profile: Profile, spec: str) -> Profile:
     name = spec.partition(":")[0]
     kernel: Kernel = registry.make("LoRA kernel", spec, dict.fromkeys(TERMS, Kernel))
     if profile.latency.form != "linear":
-        raise IncompatibleError(
-            f"A kernel's law replaces terms of a linear step law, not those of {profile.name}."
-        )
+        raise IncompatibleError(f"A kernel's law replaces terms of a linear step law, not those of {profile.name}.")
     own = {term.name for term in LINEAR if term.part == "lora"}
     kept = {key: value for key, value in profile.latency.coefficients.items() if key not in own}
     per_rank = kernel.per_rank_ms
@@ -65,7 +63,5 @@ def _estimated(profile: Profile, name: str) -> float:
     if sheet is None:
         sheet = next((each for each in GPUS.values() if each.title == profile.gpu.name), None)
     if sheet is None:
-        raise IncompatibleError(
-            f"No data sheet of {profile.gpu.name}: give the kernel's time, {name}:per_rank_ms=…."
-        )
+        raise IncompatibleError(f"No data sheet of {profile.gpu.name}: give the kernel's time, {name}:per_rank_ms=….")
     return SHARE_OF_PEAK[name] * profile.model.lora_bytes_per_rank / sheet.bandwidth_bytes_s * 1e3

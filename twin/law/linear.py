@@ -82,9 +82,7 @@ def linear_ms(c: FloatArray, vector: FloatArray) -> float:
 def _fill(out: FloatArray, states: FloatArray, settings: FloatArray) -> None:
     for i in range(out.shape[0]):
         s = states[i]
-        state_vector(
-            out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], settings, s[8], s[9], s[10], s[11]
-        )
+        state_vector(out[i], s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], settings, s[8], s[9], s[10], s[11])
 
 
 STATE = (

@@ -31,9 +31,7 @@ def held_by_adapter(workload: Workload, shape: KvShape) -> FloatArray:
     """
     trace, count = workload.arrivals.trace, len(workload)
     if trace is not None:
-        sums = [
-            each.held_by_decodes(trace.input_tokens, trace.output_tokens) for each in (shape, _IN_PROPORTION)
-        ]
+        sums = [each.held_by_decodes(trace.input_tokens, trace.output_tokens) for each in (shape, _IN_PROPORTION)]
         return np.column_stack([np.bincount(trace.adapter, each, count) for each in sums])
     means = workload.mean_input_tokens.tolist() if workload.has_sessions else [None] * count
     found: dict[tuple[int, int, float | None], FloatArray] = {}  # hashing measured lengths would take long

@@ -52,9 +52,7 @@ class SlotMemory:
         return f"{settings.max_loras} slots of rank {settings.max_lora_rank}"
 
 
-def analytic_kv_tokens(
-    profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike
-) -> FloatArray:
+def analytic_kv_tokens(profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike) -> FloatArray:
     """KV tokens, linear in the bytes of the slots, without correction by measured points; any shape, may be < 0."""
     memory = profile.memory
     slots = np.asarray(max_loras, dtype=np.float64)
@@ -133,9 +131,7 @@ def held(profile: Profile, settings: Settings, workload: Workload | None) -> Set
     return replace(settings, max_loras=min(settings.max_loras + 1, MAX_LORAS))
 
 
-def kv_cache_tokens(
-    profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0
-) -> int:
+def kv_cache_tokens(profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0) -> int:
     """KV cache capacity in tokens; negative if the adapters alone don't fit.
 
     `workload`: the requests of which these are tokens, if the model's layers do not keep all tokens (`KvShape`); None:

@@ -47,9 +47,7 @@ class Tuned:
         return row | {"tried": [list(each) for each in self.tried]}
 
 
-def most_training(
-    workload: Workload, profile: Profile, policy: str, *, workers: int = 1, **server: Any
-) -> Tuned:
+def most_training(workload: Workload, profile: Profile, policy: str, *, workers: int = 1, **server: Any) -> Tuned:
     """Try the values of the policy's searched parameter and return the one that trains most within the limits.
 
     `policy`: its name, with parameters that stay as they are; naming the searched one tries only that value. `workers`:

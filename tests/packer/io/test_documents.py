@@ -38,9 +38,7 @@ def test_yaml_numbers_are_numbers() -> None:
     assert type(values[1]) is int
 
 
-WORDS = (
-    "1e3 1E5 2e10 12e03 1e+3 1.5e3 .5 5. 1_000 0x1f 010 yes No on null ~ true 1:30 2024-01-01 = << .nan -.inf"
-)
+WORDS = "1e3 1E5 2e10 12e03 1e+3 1.5e3 .5 5. 1_000 0x1f 010 yes No on null ~ true 1:30 2024-01-01 = << .nan -.inf"
 ODD = (
     *WORDS.split(),
     " a",

@@ -35,9 +35,7 @@ def parquet(**columns: Any) -> bytes:
 CSV = b'# c\nadapter,rank,rate,input_tokens\n"a,b",8,0.1,12\nb,16,2e-3,\n'
 JSON = json.dumps(
     {
-        "adapters": [
-            {"name": "a", "rank": 8, "rate": 0.1, "input_tokens": {"kind": "empirical", "values": [1, 2]}}
-        ],
+        "adapters": [{"name": "a", "rank": 8, "rate": 0.1, "input_tokens": {"kind": "empirical", "values": [1, 2]}}],
         "arrivals": {"kind": "piecewise", "factors": [1, 2]},
     }
 ).encode()
@@ -60,9 +58,7 @@ SEEDS: list[tuple[str, bytes, Callable[[Path], object]]] = [
 ]
 NAMES = [f"{name}-{reader.__name__}" for name, _, reader in SEEDS]
 
-BITS = (
-    b', \n " { [ null nan 1e999 -1 true \xff \x00 # \xed\xa0\x80 &a *a !!python/object:x 0x10 1:30 2023-02-30'
-)
+BITS = b', \n " { [ null nan 1e999 -1 true \xff \x00 # \xed\xa0\x80 &a *a !!python/object:x 0x10 1:30 2023-02-30'
 pieces = st.binary(max_size=8) | st.sampled_from([b"", b"9" * 400, b"[" * 2000, *BITS.split(b" ")])
 edits = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 6), pieces), min_size=1, max_size=4)
 
@@ -124,9 +120,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["adapters", "name", "rank", "rate", "input_tokens", "kind", "mean", "cv", "values", "x"]
-            ),
+            st.sampled_from(["adapters", "name", "rank", "rate", "input_tokens", "kind", "mean", "cv", "values", "x"]),
             inner,
             max_size=5,
         )

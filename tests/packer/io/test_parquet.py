@@ -34,9 +34,7 @@ def test_a_good_file_comes_back() -> None:
         ("import time; time.sleep(60)", "reasonable time"),
     ],
 )
-def test_a_decoder_that_dies_is_an_input_error(
-    monkeypatch: pytest.MonkeyPatch, code: str, message: str
-) -> None:
+def test_a_decoder_that_dies_is_an_input_error(monkeypatch: pytest.MonkeyPatch, code: str, message: str) -> None:
     """Whether the decoder aborts, fails, panics or hangs, the user gets one message and we live on."""
     monkeypatch.setattr(parquet, "_DECODE", code)
     monkeypatch.setattr(parquet, "TIME_LIMIT_S", 2.0)
@@ -73,21 +71,11 @@ def test_tables_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_formulas_are_quoted_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A spreadsheet would calculate a text that begins like a formula; numbers are left as they are."""
-    frame = pl.DataFrame(
-        {"adapter": ["=cmd()", "+1", "-1", "@x", "a=b", "", None], "n": [-1, 2, 3, 4, 5, 6, 7]}
-    )
+    frame = pl.DataFrame({"adapter": ["=cmd()", "+1", "-1", "@x", "a=b", "", None], "n": [-1, 2, 3, 4, 5, 6, 7]})
     rows = list(frame.iter_rows())
     parquet.write_frame(frame, tmp_path / "plain.csv")
-    assert (
-        (tmp_path / "plain.csv").read_text().splitlines()[1]
-        == "=cmd(),-1"
-        == csv_text([], rows).splitlines()[1]
-    )
+    assert (tmp_path / "plain.csv").read_text().splitlines()[1] == "=cmd(),-1" == csv_text([], rows).splitlines()[1]
     monkeypatch.setenv("PACKER_QUOTE_FORMULAS", "1")
     parquet.write_frame(frame, tmp_path / "quoted.csv")
     lines = (tmp_path / "quoted.csv").read_text().splitlines()[1:]
-    assert (
-        lines[:5]
-        == ["'=cmd(),-1", "'+1,2", "'-1,3", "'@x,4", "a=b,5"]
-        == csv_text([], rows).splitlines()[1:6]
-    )
+    assert lines[:5] == ["'=cmd(),-1", "'+1,2", "'-1,3", "'@x,4", "a=b,5"] == csv_text([], rows).splitlines()[1:6]

@@ -61,9 +61,7 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
         decision="2 GPUs hold.",
         frontier=(POINT,),
         kinds=({"model": None, "kinds": "H100", "gpus": 2, "price_per_hour": 5.0, "holds": True},),
-        estimate_band={
-            end: {"capacity": 1.0, "gpus": 3, "objective_value": None} for end in ("most", "fewest")
-        },
+        estimate_band={end: {"capacity": 1.0, "gpus": 3, "objective_value": None} for end in ("most", "fewest")},
         within_goal={"objective": "slo", "gpus": 3},
         evaluated_s=60.0,
         statistics={"patterns": 7},
@@ -73,9 +71,7 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
 def same(one: Evaluations, other: Evaluations) -> bool:
     """Whether all columns agree, NaN where NaN is."""
     return all(
-        np.array_equal(
-            getattr(one, c.name), getattr(other, c.name), equal_nan=getattr(one, c.name).dtype != bool
-        )
+        np.array_equal(getattr(one, c.name), getattr(other, c.name), equal_nan=getattr(one, c.name).dtype != bool)
         for c in fields(Evaluations)
     )
 
@@ -161,9 +157,7 @@ def test_an_infinite_share_of_the_limits_comes_back(server: Profile, tmp_path: P
 def test_profiles_that_share_a_name_come_back(plan: Plan, tmp_path: Path) -> None:
     """A plan of several profiles of one name notes each of them, and its file is checked against each."""
     first, second = plan.bins
-    other = replace(
-        second, profile=replace(second.profile, engine=replace(second.profile.engine, max_num_seqs=64))
-    )
+    other = replace(second, profile=replace(second.profile, engine=replace(second.profile.engine, max_num_seqs=64)))
     two = replace(plan, bins=(first, other), versions=versions([first.profile, other.profile]))
     write_plan(two, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").bins == two.bins
@@ -358,9 +352,7 @@ def test_details_without_a_value_are_null(plan: Plan, tmp_path: Path) -> None:
         ("decision", 5),
     ],
 )
-def test_what_a_plan_says_is_checked_when_it_is_read(
-    plan: Plan, tmp_path: Path, key: str, value: object
-) -> None:
+def test_what_a_plan_says_is_checked_when_it_is_read(plan: Plan, tmp_path: Path, key: str, value: object) -> None:
     """Tables and sentences are made from it, so that a damaged one is named by its key."""
     data = plan_to_dict(plan)
     data["details"][key] = value

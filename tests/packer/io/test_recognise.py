@@ -67,9 +67,7 @@ def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None
         ({"x": [1]}, None),
     ],
 )
-def test_parquet_is_known_by_its_columns(
-    tmp_path: Path, columns: dict[str, list[object]], kind: str | None
-) -> None:
+def test_parquet_is_known_by_its_columns(tmp_path: Path, columns: dict[str, list[object]], kind: str | None) -> None:
     """A table is the same kind of file in Parquet as in text: commands treat a trace alike."""
     path = tmp_path / "table.parquet"
     path.write_bytes(parquet_bytes(pl.DataFrame(columns)))
@@ -88,9 +86,7 @@ def test_parquet_is_known_by_its_columns(
         (read_cluster, ("cluster",)),
     ],
 )
-def test_a_wrong_file_is_named(
-    files: dict[str, Path], read: Callable[[Path], object], own: tuple[str, ...]
-) -> None:
+def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], object], own: tuple[str, ...]) -> None:
     """What a reader refuses is said to be what it is; its own kind is no news."""
     for kind, path in files.items():
         if kind in own:
@@ -139,9 +135,7 @@ def test_json_lines_are_no_damaged_plan(tmp_path: Path) -> None:
     """A log of JSON lines given for a plan is named, though its second line is what breaks the rules of JSON."""
     path = tmp_path / "access.jsonl"
     path.write_text(3 * LOG)
-    with pytest.raises(
-        FileFormatError, match=r"jsonl: expected a plan\. This is a log of requests: packer init"
-    ):
+    with pytest.raises(FileFormatError, match=r"jsonl: expected a plan\. This is a log of requests: packer init"):
         load_plan(path)
 
 

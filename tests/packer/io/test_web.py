@@ -77,9 +77,7 @@ def dribble(what: bytes) -> Script:
     return script
 
 
-@pytest.mark.parametrize(
-    "start", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"]
-)
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"])
 def test_a_slow_answer_ends_at_the_limit(serve: Callable[[Script], str], start: bytes) -> None:
     """Bytes that come one by one, in the head or in the body, win no more time."""
     begin = time.monotonic()
@@ -124,9 +122,7 @@ def test_a_cut_answer_is_refused(serve: Callable[[Script], str]) -> None:
     """Half a page of figures is no page, whose other figures would count as absent; an error keeps its status."""
 
     def found(code: int, length: int) -> tuple[int, bytes]:
-        url = serve(
-            lambda send, _head: send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\nok" % (code, length))
-        )
+        url = serve(lambda send, _head: send(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\nok" % (code, length)))
         return ask(Address(url), "", limit_bytes=9, total_s=5.0)
 
     with pytest.raises(OSError, match="cut after 2 of 5 bytes"):

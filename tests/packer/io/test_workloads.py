@@ -45,9 +45,7 @@ any_lengths = st.one_of(
 )
 
 
-def fleets(
-    lengths: st.SearchStrategy[Lengths], arrivals: st.SearchStrategy[Arrivals]
-) -> st.SearchStrategy[Workload]:
+def fleets(lengths: st.SearchStrategy[Lengths], arrivals: st.SearchStrategy[Arrivals]) -> st.SearchStrategy[Workload]:
     """Any workload with such lengths and arrivals."""
     adapter = st.tuples(st.integers(1, 512), st.floats(1e-6, 1e5), st.none() | lengths, st.none() | lengths)
     rows = st.dictionaries(names, adapter, min_size=1, max_size=6)
@@ -108,9 +106,7 @@ def test_documents_hold_everything(fleet: Workload) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(fleet=fleets(gamma, st.just(Arrivals())))
-def test_tables_hold_rates_ranks_and_lengths(
-    tmp_path_factory: pytest.TempPathFactory, fleet: Workload
-) -> None:
+def test_tables_hold_rates_ranks_and_lengths(tmp_path_factory: pytest.TempPathFactory, fleet: Workload) -> None:
     """A fleet of gamma lengths comes back from CSV with the same columns, spreads and correlation."""
     path = tmp_path_factory.mktemp("tables") / "fleet.csv"
     try:
@@ -175,9 +171,7 @@ def test_plain_columns_take_sharegpt_shapes() -> None:
     """Without lengths an adapter has the workload's; a mean alone keeps ShareGPT's spread."""
     fleet = read_csv("adapter,rank,rate,input_tokens,output_tokens\na,8,0.1,,\nb,16.0,2,100,50.5\n")
     assert fleet.adapters[0] == Adapter("a", 8, 0.1)
-    assert fleet.adapters[1] == Adapter(
-        "b", 16, 2.0, SHAREGPT_INPUT.scaled(100.0), SHAREGPT_OUTPUT.scaled(50.5)
-    )
+    assert fleet.adapters[1] == Adapter("b", 16, 2.0, SHAREGPT_INPUT.scaled(100.0), SHAREGPT_OUTPUT.scaled(50.5))
 
 
 def test_a_rate_of_0_is_an_idle_adapter(tmp_path: Path) -> None:

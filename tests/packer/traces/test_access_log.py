@@ -67,9 +67,7 @@ def test_other_lines_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sign", [";", "\t"])
 def test_logs_have_commas(tmp_path: Path, sign: str) -> None:
     """A table with other separators is refused by that reason, also if its decimals have commas."""
-    path = write(
-        tmp_path / "log.csv", [sign.join(("time", "input_tokens", "output_tokens")), f"1,5{sign}3{sign}4"]
-    )
+    path = write(tmp_path / "log.csv", [sign.join(("time", "input_tokens", "output_tokens")), f"1,5{sign}3{sign}4"])
     with pytest.raises(FileFormatError, match="decimals with points"):
         read_trace(path)
 
@@ -317,8 +315,7 @@ def test_models_are_left_out_of_a_trace_too(tmp_path: Path) -> None:
 def test_a_session_may_have_any_name(tmp_path: Path) -> None:
     """JSON may hold half of a character as the name of a session: requests of the same name are one session."""
     turns = [
-        {**EPOCH_MS, "ts": EPOCH_MS["ts"] + 1000 * k, "session_id": name}
-        for k, name in enumerate("\ud800\ud801\ud800")
+        {**EPOCH_MS, "ts": EPOCH_MS["ts"] + 1000 * k, "session_id": name} for k, name in enumerate("\ud800\ud801\ud800")
     ]
     first, other, last = read_trace(write(tmp_path / "x.jsonl", [*turns])).sessions.tolist()
     assert first == last != other
@@ -329,9 +326,7 @@ def test_durations_are_no_times(tmp_path: Path) -> None:
     which nginx logs such times, counts with them only."""
     rest = {"model": "a", "prompt_tokens": 4, "completion_tokens": 4}
     for about in ({"msec": "231"}, {"time": 2.5}):
-        path = write(
-            tmp_path / "x.jsonl", [{**about, "time_local": NGINX["time_local"], **rest}, {**NGINX, **about}]
-        )
+        path = write(tmp_path / "x.jsonl", [{**about, "time_local": NGINX["time_local"], **rest}, {**NGINX, **about}])
         assert read_trace(path).start_s == 1769940003.0
     with pytest.raises(FileFormatError, match="Found: msec"):
         read_trace(write(tmp_path / "x.jsonl", [{"msec": 231, **rest}]))
@@ -371,9 +366,7 @@ def test_lines_in_the_records_of_a_store_are_read(tmp_path: Path, wrap: Callable
 
 def test_a_key_that_no_row_has_is_named(tmp_path: Path) -> None:
     """A misspelt --key is the fault, not the log: the message names it and the columns there are."""
-    path = write(
-        tmp_path / "x.jsonl", [{"time": 5, "model": "a", "prompt_tokens": 4, "completion_tokens": 4}]
-    )
+    path = write(tmp_path / "x.jsonl", [{"time": 5, "model": "a", "prompt_tokens": 4, "completion_tokens": 4}])
     for name in ("model", "time"):
         with pytest.raises(FileFormatError, match=f"'foo': .*--key {name} .* Found: time, model, prompt_tok"):
             read_trace(path, Fields({name: "foo"}))
@@ -382,9 +375,7 @@ def test_a_key_that_no_row_has_is_named(tmp_path: Path) -> None:
 def test_requests_without_tokens_are_said_with_their_share(tmp_path: Path) -> None:
     """No rate counts requests without tokens: a user must see that they are most of a log."""
     bare = {"time": 5, "model": "a", "usage": None}
-    log = read_trace(
-        write(tmp_path / "x.jsonl", [{**bare, "prompt_tokens": 4, "completion_tokens": 4}, bare, bare])
-    )
+    log = read_trace(write(tmp_path / "x.jsonl", [{**bare, "prompt_tokens": 4, "completion_tokens": 4}, bare, bare]))
     assert log.notes == ["left out 2 of 3 requests, which have no tokens: no rate counts them"]
 
 

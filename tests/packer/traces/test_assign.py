@@ -32,9 +32,7 @@ def test_a_power_law_keeps_the_total(n: int, exponent: float) -> None:
 
 def test_the_seed_decides() -> None:
     """The same seed gives the same fleet, another one a different one."""
-    first, again, other = (
-        generate_workload(50, ranks=(8, 16), rates=(0.1, 0.2), seed=seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (generate_workload(50, ranks=(8, 16), rates=(0.1, 0.2), seed=seed) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 

@@ -33,9 +33,7 @@ def drawn(
     rates = [factor * (0.05 + 0.01 * i) for i in range(adapters)]
     fleet = Workload([Adapter(f"a{i:02d}", 8, rate) for i, rate in enumerate(rates)], arrivals=arrivals)
     seen = draw_requests(fleet, duration_s, seed)
-    return Trace(
-        seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, (8,) * adapters
-    )
+    return Trace(seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, (8,) * adapters)
 
 
 def test_poisson_arrivals_stay_poisson() -> None:
@@ -61,17 +59,13 @@ def test_own_bursts_are_not_counted_twice() -> None:
     fleet = Workload([Adapter(f"a{i:02d}", 8, 4.0 / (i + 1)) for i in range(40)], arrivals=truth)
     for seed in range(3):
         seen = draw_requests(fleet, 14_400.0, seed)
-        trace = Trace(
-            seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, fleet.ranks
-        )
+        trace = Trace(seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, fleet.ranks)
         found = measure_arrivals(trace, window_s=3600.0)
         assert found.own is not None
         assert found.own.cv == pytest.approx(1.0, rel=0.2)
         assert found.common is None or found.common.cv < 0.15
         again = draw_requests(fleet.with_arrivals(found), 14_400.0, seed).time_s
-        assert dispersion(again, 14_400.0, 60.0) == pytest.approx(
-            dispersion(trace.time_s, 14_400.0, 60.0), rel=0.35
-        )
+        assert dispersion(again, 14_400.0, 60.0) == pytest.approx(dispersion(trace.time_s, 14_400.0, 60.0), rel=0.35)
 
 
 def test_two_adapters_may_have_bursts_of_their_own() -> None:
@@ -151,9 +145,7 @@ def test_what_the_removal_of_trends_takes_is_given_back(truth: Bursts, degree: i
     assert found is not None
     for window_s in (1.0, 10.0, 60.0, 300.0):
         at_s = np.linspace(0.0, window_s, 2001)
-        same, other = (
-            np.trapezoid((window_s - at_s) * covariance(each, at_s), at_s) for each in (found, truth)
-        )
+        same, other = (np.trapezoid((window_s - at_s) * covariance(each, at_s), at_s) for each in (found, truth))
         assert same == pytest.approx(other, rel=0.1)
 
 
@@ -165,9 +157,7 @@ def test_bursts_within_an_hour_are_found_beside_the_day() -> None:
         hours = [drawn(truth, 10 * seed + k, duration_s=3600.0, factor=k + 1.0).requests() for k in range(3)]
         time_s = np.concatenate([hour.time_s + 3600.0 * k for k, hour in enumerate(hours)])
         owner, tokens = np.concatenate([hour.adapter for hour in hours]), np.full(len(time_s), 50)
-        trace = Trace(
-            time_s - time_s[0], tokens, tokens, owner, tuple(f"a{k:02d}" for k in range(40)), (8,) * 40
-        )
+        trace = Trace(time_s - time_s[0], tokens, tokens, owner, tuple(f"a{k:02d}" for k in range(40)), (8,) * 40)
         measured = measure_arrivals(trace, window_s=3600.0)
         found.append(measured.common.cv if measured.common else 0.0)
         whole = measure_arrivals(trace)
@@ -251,9 +241,7 @@ def test_what_a_trend_leaves_is_that_of_the_best_fit(degree: int) -> None:
     counts = np.random.default_rng(1).poisson(3.0, 50).astype(np.float64)
     x = np.arange(50)
     fitted = np.polyval(np.polyfit(x, counts, degree), x)
-    left = (counts**2).sum() - sum(
-        (counts * each).sum() ** 2 for each in burst_fit.polynomials(x, 50, degree)
-    )
+    left = (counts**2).sum() - sum((counts * each).sum() ** 2 for each in burst_fit.polynomials(x, 50, degree))
     assert left == pytest.approx(((counts - fitted) ** 2).sum())
 
 
@@ -282,13 +270,9 @@ def test_a_change_at_a_full_hour_is_no_burst(hour: float, hours: float) -> None:
     """Bursts are measured in the windows of rates, hours of the clock, whenever a log starts."""
     rng, start_s = np.random.default_rng(3), 20_000 * 86_400.0 + (17.0 + hour) * 3600.0
     changes_s = (1.0 - hour) * 3600.0
-    times = np.sort(
-        [*rng.uniform(0.0, changes_s, int(changes_s)), *rng.uniform(changes_s, hours * 3600.0, 60_000)]
-    )
+    times = np.sort([*rng.uniform(0.0, changes_s, int(changes_s)), *rng.uniform(changes_s, hours * 3600.0, 60_000)])
     ones = np.full(len(times), 100, dtype=np.int64)
-    seen = Trace(
-        times - times[0], ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,), start_s=start_s
-    )
+    seen = Trace(times - times[0], ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,), start_s=start_s)
     assert measure_arrivals(seen, 3600.0).kind == "poisson"
 
 

@@ -24,10 +24,7 @@ def made_up(n: int = 6000, *, adapters: int = 3, correlation: float = 0.0, seed:
     scores = x, correlation * x + np.sqrt(1 - correlation**2) * y
     lengths = [
         np.array(
-            [
-                Lengths.gamma(m, 0.5).at_normal(np.array([z]))[0]
-                for z, m in zip(s, 400.0 * (adapter + 1), strict=True)
-            ]
+            [Lengths.gamma(m, 0.5).at_normal(np.array([z]))[0] for z, m in zip(s, 400.0 * (adapter + 1), strict=True)]
         )
         for s in scores
     ]

@@ -109,9 +109,7 @@ def test_a_conversation_stays_with_one_adapter(tmp_path: Path) -> None:
 def test_groups_share_their_first_block_beyond_the_common_ones(paths: list[list[int]]) -> None:
     """Two requests are of one group if and only if they have the same block behind what most of all begin with."""
     number: dict[tuple[int, ...], int] = {}
-    chains = [
-        [number.setdefault(tuple(path[: k + 1]), len(number)) for k in range(len(path))] for path in paths
-    ]
+    chains = [[number.setdefault(tuple(path[: k + 1]), len(number)) for k in range(len(path))] for path in paths]
     starts = np.cumsum([0, *map(len, chains)])
     blocks = Blocks(starts, np.array([i for chain in chains for i in chain], dtype=np.int64), 16)
     common: list[int] = []
@@ -144,9 +142,7 @@ def test_cached_tokens_of_a_log_become_a_prefix(tmp_path: Path) -> None:
         cached = min(112 if k % 2 else 0, prompt - 1) // 16 * 16
         lines.append({"time": 1.7e9 + k, "model": name, "prompt_tokens": prompt, "completion_tokens": 20})
         usage = {"prompt_tokens_details": {"cached_tokens": cached}}
-        lines[-1] |= (
-            {"usage": usage} if k % 3 else {"metadata": {"usage_object": usage}}
-        )  # as LiteLLM logs it
+        lines[-1] |= {"usage": usage} if k % 3 else {"metadata": {"usage_object": usage}}  # as LiteLLM logs it
     path = tmp_path / "access.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     found = measure_workload(replace(read_trace(path), ranks=(8, 8)))

@@ -28,9 +28,7 @@ CUSTOM = CounterNames("requests_total", "prompt_tokens_total", "generated_tokens
 
 def matrix(series: dict[str, list[tuple[float, float]]], label: str = "adapter") -> dict[str, Any]:
     """An answer of query_range."""
-    result = [
-        {"metric": {label: name}, "values": [[t, str(v)] for t, v in rows]} for name, rows in series.items()
-    ]
+    result = [{"metric": {label: name}, "values": [[t, str(v)] for t, v in rows]} for name, rows in series.items()]
     return {"status": "success", "data": {"resultType": "matrix", "result": result}}
 
 
@@ -89,9 +87,7 @@ def test_vllm_shares_come_from_who_runs() -> None:
         info.append(
             {
                 "metric": metric,
-                "values": [
-                    [t, str(max(u for u in times if u <= t))] for t in (15, 30, 45, 60) if t >= times[0]
-                ],
+                "values": [[t, str(max(u for u in times if u <= t))] for t in (15, 30, 45, 60) if t >= times[0]],
             }
         )
     running = {"status": "success", "data": {"resultType": "matrix", "result": info}}
@@ -189,9 +185,7 @@ def answering() -> Iterator[Callable[[bytes], str]]:
         (b"", "can't be reached"),
     ],
 )
-def test_what_is_no_answer_is_a_clear_error(
-    answering: Callable[[bytes], str], answer: bytes, message: str
-) -> None:
+def test_what_is_no_answer_is_a_clear_error(answering: Callable[[bytes], str], answer: bytes, message: str) -> None:
     """Whatever a server sends instead of an answer, the error says what, and is never a fault of ours."""
     with pytest.raises(SourceError, match=message):
         fetch(answering(answer), CUSTOM, end_s=100, span_s=60, window_s=60)
@@ -284,9 +278,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _samples(url: str) -> int:
     """How many scrapes the server has."""
-    query = (
-        "count_over_time(litellm_proxy_total_requests_metric_total%7Brequested_model%3D%22a%22%7D%5B1h%5D)"
-    )
+    query = "count_over_time(litellm_proxy_total_requests_metric_total%7Brequested_model%3D%22a%22%7D%5B1h%5D)"
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query?query={query}", timeout=5) as answer:
             return int(json.load(answer)["data"]["result"][0]["value"][1])

@@ -73,9 +73,7 @@ def test_mooncake_counts_in_milliseconds(tmp_path: Path) -> None:
     ):
         read_trace(few)
     broken = write(tmp_path, "broken.jsonl", MOONCAKE.replace("[46]", "[47]"))
-    with pytest.raises(
-        FileFormatError, match=r"broken.jsonl, column 'hash_ids': .* id 47 of request 1 behind several"
-    ):
+    with pytest.raises(FileFormatError, match=r"broken.jsonl, column 'hash_ids': .* id 47 of request 1 behind several"):
         read_trace(broken)
     table = "timestamp,input_length,output_length\n0,1500,52\n3052,512,26\n"
     assert np.array_equal(read_trace(write(tmp_path, "mooncake.csv", table)).time_s, trace.time_s)
@@ -107,9 +105,7 @@ def test_parquet_and_gzip_say_the_same(tmp_path: Path) -> None:
     frame = pl.DataFrame({"timestamp": times, "input_tokens": [1, 2, 3], "output_tokens": [4.0, 5.0, 6.0]})
     frame = frame.with_columns(priority=pl.Series([1, 0, 2]))
     frame.write_parquet(tmp_path / "aware.parquet")
-    frame.with_columns(pl.col("timestamp").dt.replace_time_zone(None)).write_parquet(
-        tmp_path / "naive.parquet"
-    )
+    frame.with_columns(pl.col("timestamp").dt.replace_time_zone(None)).write_parquet(tmp_path / "naive.parquet")
     frame.with_columns(timestamp=pl.Series([0.0, 0.25, 0.5])).write_parquet(tmp_path / "number.parquet")
     text = "timestamp,input_tokens,output_tokens,priority\n0,1,4,1\n0.25,2,5,0\n0.5,3,6,2\n"
     (tmp_path / "plain.csv.gz").write_bytes(gzip.compress(text.encode()))

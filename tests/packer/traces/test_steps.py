@@ -45,9 +45,7 @@ def test_a_trace_says_its_step() -> None:
     """A trace whose times are multiples of 3 s says so; lengths stay with their requests, in the order given."""
     times = np.repeat(3.0 * np.arange(50), 4)
     inputs = np.arange(1, 201)
-    requests = pl.DataFrame(
-        {"time_s": times, "input_tokens": inputs, "output_tokens": np.ones(200, dtype=np.int64)}
-    )
+    requests = pl.DataFrame({"time_s": times, "input_tokens": inputs, "output_tokens": np.ones(200, dtype=np.int64)})
     trace = trace_of_requests(requests, "stepped")
     assert trace.step_s == 3.0
     assert (trace.input_tokens == inputs).all()

@@ -19,9 +19,7 @@ from packer.traces.vllm_metrics import (
 )
 
 
-def info(
-    names: str, times: list[float], instance: str = "a"
-) -> tuple[dict[str, str], list[tuple[float, float]]]:
+def info(names: str, times: list[float], instance: str = "a") -> tuple[dict[str, str], list[tuple[float, float]]]:
     """A list of adapters in flight, current at these times, as vLLM 0.32 writes it: both labels alike."""
     labels = {"running_lora_adapters": names, "waiting_lora_adapters": names, "max_lora": "4"}
     return {**labels, "instance": instance}, [(time, time) for time in times]
@@ -111,9 +109,7 @@ def test_ranks_and_load_times() -> None:
 
 def answer(series: Series) -> dict[str, Any]:
     """An answer of query_range."""
-    result = [
-        {"metric": dict(labels), "values": [[t, str(v)] for t, v in points]} for labels, points in series
-    ]
+    result = [{"metric": dict(labels), "values": [[t, str(v)] for t, v in points]} for labels, points in series]
     return {"status": "success", "data": {"resultType": "matrix", "result": result}}
 
 

@@ -45,9 +45,7 @@ def test_every_vector_of_such_a_weight_is_listed(seed: int) -> None:
     weights, limit = rng.uniform(0.03, 0.6, k).round(2), rng.integers(0, 5, k)
     weights[rng.random(k) < 0.2] = 0.0
     low = float(rng.uniform(0.3, 0.95))
-    grid = np.array(
-        list(product(*(range(d + 1) if w else (0,) for d, w in zip(limit, weights, strict=True))))
-    )
+    grid = np.array(list(product(*(range(d + 1) if w else (0,) for d, w in zip(limit, weights, strict=True)))))
     kept = grid[(grid @ weights >= low) & (grid @ weights <= 1.0 + 1e-9)]
     found = every_bin_within(weights, limit, low, 1.0 + 1e-9, len(kept))
     assert found is not None

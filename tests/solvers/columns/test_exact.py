@@ -328,9 +328,7 @@ def test_rates_of_other_hours_are_never_taken_for_equal(seed: int, tmp_path: Pat
     fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(n)])
     hours = rng.choice([0.5, 2.5, 4.5, 6.5], (n, 2)).tolist()
     path = tmp_path / "hours.csv"
-    path.write_text(
-        "\n".join(["adapter,h1,h2", *(f"a{i},{one},{two}" for i, (one, two) in enumerate(hours))])
-    )
+    path.write_text("\n".join(["adapter,h1,h2", *(f"a{i},{one},{two}" for i, (one, two) in enumerate(hours))]))
     goal, predictor = Headroom(1.0, str(path)), MonotonePredictor(capacity_tok_s=6500.0)
     task = problem(fleet, objective=goal, predictor=predictor)
     assert "may distinguish them" in (Exact().supports(task) or "")

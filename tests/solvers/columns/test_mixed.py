@@ -29,9 +29,7 @@ from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 
 
-def kind(
-    name: str, price: float, peak_tok_s: float, model: str = "test-model"
-) -> tuple[Profile, AnalyticPredictor]:
+def kind(name: str, price: float, peak_tok_s: float, model: str = "test-model") -> tuple[Profile, AnalyticPredictor]:
     """A server of this price, and what it serves."""
     base = small_profile(f"{name}/{model}")
     terms = {"base_ms": 1e4 / peak_tok_s}

@@ -29,9 +29,7 @@ def tries(guess: int, most: int, top: int = 100) -> list[int]:
         (60, 50, [60, 59, 57, 53, 45, 49, 51, 50]),
     ],
 )
-def test_a_search_begins_at_the_guess_and_doubles_its_steps(
-    guess: int, most: int, expected: list[int]
-) -> None:
+def test_a_search_begins_at_the_guess_and_doubles_its_steps(guess: int, most: int, expected: list[int]) -> None:
     """A right guess costs two evaluations, another one 1, 2, 4 … steps away from it, then halves of the interval."""
     assert tries(guess, most) == expected
 

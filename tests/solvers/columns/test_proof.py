@@ -31,9 +31,7 @@ class Recorded(Feasibility):
 def drawn(seed: int, capacity: float) -> tuple[Recorded, np.random.Generator]:
     """A fleet of few classes of one or two ranks, a few adapters of each."""
     rng = np.random.default_rng(seed)
-    kinds = [
-        (int(rng.choice((8, 32))), float(rate)) for rate in rng.uniform(0.5, 4.0, int(rng.integers(2, 5)))
-    ]
+    kinds = [(int(rng.choice((8, 32))), float(rate)) for rate in rng.uniform(0.5, 4.0, int(rng.integers(2, 5)))]
     names = ((k, i) for k in range(len(kinds)) for i in range(int(rng.integers(1, 6))))
     fleet = Workload([Adapter(f"a{k}-{i}", *kinds[k]) for k, i in names])
     feasibility = Recorded(problem(fleet), aggregate(fleet))

@@ -138,9 +138,7 @@ def test_a_running_plan_is_followed_with_fewer_moves() -> None:
     rng = np.random.default_rng(0)
     order = rng.permutation(24).tolist()
     sizes = np.cumsum([len(item.adapters) for item in old])[:-1]
-    mixed = [
-        item for item in real_bins(task, [tuple(sorted(p.tolist())) for p in np.split(order, sizes)]) if item
-    ]
+    mixed = [item for item in real_bins(task, [tuple(sorted(p.tolist())) for p in np.split(order, sizes)]) if item]
     assert len(mixed) == len(old)
     before = len(moved(old, mixed))
     search = NeighbourhoodSearch(task, mixed)

@@ -43,9 +43,7 @@ def _profile(rng: np.random.Generator, name: str) -> Profile:
         name,
         ModelSpec("tight", 0.0, 100.0, 25.0),
         GpuSpec("tight", 1e9),
-        EngineSpec(
-            "vllm", "0", int(rng.integers(40, 200)), seqs + int(rng.integers(0, 40)), seqs, block_size
-        ),
+        EngineSpec("vllm", "0", int(rng.integers(40, 200)), seqs + int(rng.integers(0, 40)), seqs, block_size),
         MemorySpec(kv_tokens * 100.0, 0.0, 0.0, 1, str(policy)),  # type: ignore[arg-type]
         LatencySpec("linear", law, 16),
         LoadingSpec(*(int(rng.integers(0, 64)) / 16 for _ in range(4))),

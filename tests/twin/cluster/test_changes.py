@@ -119,9 +119,7 @@ def test_servers_serve_between_start_and_stop(router: str, fleet: Workload, thre
     assert run.gpu_hours == pytest.approx((90.0 + 80.0 + early[2]) / 3600.0)
 
 
-def test_a_router_that_relocates_adapters_moves_those_of_a_lost_server(
-    fleet: Workload, three: Cluster
-) -> None:
+def test_a_router_that_relocates_adapters_moves_those_of_a_lost_server(fleet: Workload, three: Cluster) -> None:
     """With dLoRA, whose placement only says where adapters are at first, no request of a lost server is refused."""
     run = simulate_cluster(fleet, three, "dlora", duration_s=40.0, changes=[Change(10.0, fail=(0,))])
     assert run.refused == 0
@@ -140,9 +138,7 @@ def test_no_time_of_a_server_is_paid_twice(h100: Profile) -> None:
     )
     fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("trace", trace=trace))
     stops = [Change(10.0, stop=(0,)), Change(20.0, start=(0,)), Change(30.0, stop=(0,))]
-    run = simulate_cluster(
-        fleet, Cluster.of(h100, 1, max_loras=1), changes=stops, duration_s=100.0, startup_s=0.0
-    )
+    run = simulate_cluster(fleet, Cluster.of(h100, 1, max_loras=1), changes=stops, duration_s=100.0, startup_s=0.0)
     assert (run.refused_by_server, run.completed) == (1, 1)
     end_s = float(run.raw.finish_s[0])
     assert 50.0 < end_s < 60.0
@@ -182,9 +178,7 @@ def test_servers_that_count_blocks_may_be_lost(fleet: Workload, h100: Profile) -
     """Servers that schedule ahead but cache no prefixes send the requests of a lost server again, too."""
     engine = replace(h100.engine, version="0.18.0", async_scheduling=True, prefix_caching=False)
     cluster = Cluster.of(replace(h100, engine=engine), 2, max_loras=6, max_lora_rank=8)
-    run = simulate_cluster(
-        fleet, cluster, router="round-robin", duration_s=20.0, changes=[Change(5.0, fail=(0,))]
-    )
+    run = simulate_cluster(fleet, cluster, router="round-robin", duration_s=20.0, changes=[Change(5.0, fail=(0,))])
     assert run.raw.finished[run.raw.requests.time_s < 10.0].all()
 
 
@@ -266,9 +260,7 @@ def test_an_adapter_without_a_server_is_refused(fleet: Workload, halves: Cluster
         run = simulate_cluster(fleet, one, router=router, duration_s=60.0, changes=changes)
         assert run.refused > 0
         served = run.raw.finished[(run.raw.requests.time_s > 40.0) & (run.raw.requests.time_s < 55.0)]
-        adapter = run.raw.requests.adapter[
-            (run.raw.requests.time_s > 40.0) & (run.raw.requests.time_s < 55.0)
-        ]
+        adapter = run.raw.requests.adapter[(run.raw.requests.time_s > 40.0) & (run.raw.requests.time_s < 55.0)]
         assert served[(adapter == 0) | (adapter > 2)].all()
         assert not served[(adapter == 1) | (adapter == 2)].any()
 
@@ -313,9 +305,7 @@ def test_what_cannot_be_changed_is_said(fleet: Workload, three: Cluster, halves:
         Change(1.0, route={"a": {0: 0.0}})
 
 
-def test_a_server_that_was_lost_loads_its_adapters_again(
-    fleet: Workload, halves: Cluster, h100: Profile
-) -> None:
+def test_a_server_that_was_lost_loads_its_adapters_again(fleet: Workload, halves: Cluster, h100: Profile) -> None:
     """Where host memory holds few adapters, one that the server knew before it failed is read once more."""
     few = replace(h100, engine=replace(h100.engine, max_cpu_loras=3))
     cluster = replace(halves, kinds=tuple(replace(kind, profile=few, max_loras=2) for kind in halves.kinds))
@@ -335,9 +325,7 @@ def test_a_server_that_was_lost_loads_its_adapters_again(
 def test_a_server_that_starts_again_is_a_new_one(h100: Profile) -> None:
     """A server that fails and starts serves requests with and without adapters as one that never ran before."""
     lengths = {"input_tokens": Lengths.constant(200), "output_tokens": Lengths.constant(50)}
-    fleet = Workload(
-        [Adapter(name, rank, 2.0, **lengths) for name, rank in (("base", 0), ("a", 8), ("b", 8))]
-    )
+    fleet = Workload([Adapter(name, rank, 2.0, **lengths) for name, rank in (("base", 0), ("a", 8), ("b", 8))])
     one, two = (Cluster.of(h100, n, max_loras=1, max_lora_rank=8) for n in (1, 2))
     first, other = (
         simulate_cluster(

@@ -86,9 +86,7 @@ def test_what_routers_keep_changes_no_choice(routers: tuple[ScoringRouter, Scori
         placement = tuple({f"a{i}": 1.0 for i in np.flatnonzero(own)} for own in held.T)
         for placed in (None, placement):
             runs = [
-                simulate_cluster(
-                    fleet, Cluster(kinds, servers, placed), router=router, duration_s=30.0, seed=seed
-                )
+                simulate_cluster(fleet, Cluster(kinds, servers, placed), router=router, duration_s=30.0, seed=seed)
                 for router in routers
             ]
             assert runs[0].requests.equals(runs[1].requests)

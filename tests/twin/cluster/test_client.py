@@ -116,9 +116,7 @@ def test_a_paced_cluster_of_one_is_the_server(version: str, concurrency: int) ->
 
 @pytest.mark.parametrize("router", ["most-idle", "round-robin", "hrw"])
 @pytest.mark.parametrize("seed", range(4))
-def test_paced_requests_wait_for_a_place_and_no_longer(
-    case: Callable[..., Any], router: str, seed: int
-) -> None:
+def test_paced_requests_wait_for_a_place_and_no_longer(case: Callable[..., Any], router: str, seed: int) -> None:
     """Each is sent at its own time or, later, when the client sees another end: the C-th last one to be open."""
     given_case, concurrency = case(seed), 1 + 2 * seed
     trace = given_case.workload.arrivals.trace

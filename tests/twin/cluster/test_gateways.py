@@ -89,9 +89,7 @@ class Picker:
         self.hashes = _hashes(self.fleet, request, request.number)[:256]
         match, found = self.index.match(self.hashes), []
         for s, waiting in zip(servers, queues, strict=True):
-            queue = (
-                1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
-            )
+            queue = 1.0 if max(queues) == min(queues) else (max(queues) - waiting) / (max(queues) - min(queues))
             kv = 1.0 - c.servers[s].used / c.servers[s].kv_blocks
             row = int(row_of(c, s, request.adapter))
             running, queued = _adapters(c, s, "in_batch"), _adapters(c, s, "head")
@@ -124,16 +122,12 @@ class PrefixCache:
         match = self.index.match(self.hashes)
         percent = [100 * 16 * blocks // request.input_tokens for blocks in match]
         counts = [int(outstanding(c, s)) for s in servers]
-        ready = [
-            s for s in servers if max(counts) - min(counts) <= self.imbalance or counts[s] == min(counts)
-        ]
+        ready = [s for s in servers if max(counts) - min(counts) <= self.imbalance or counts[s] == min(counts)]
         limit = statistics.mean(counts) + statistics.stdev(counts)
         fit = [(-percent[s], counts[s]) for s in ready if match[s] and counts[s] <= limit]
         if not fit:
             return [float(counts[s] != min(counts)) for s in servers]
-        return [
-            float(not (s in ready and match[s] and (-percent[s], counts[s]) == min(fit))) for s in servers
-        ]
+        return [float(not (s in ready and match[s] and (-percent[s], counts[s]) == min(fit))) for s in servers]
 
     def sent(self, s: int) -> None:
         """The index takes the prompt in."""
@@ -288,8 +282,7 @@ def test_stale_counts_are_the_systems_or_the_callers() -> None:
     cluster = Cluster.of(load_profile("h100-64gb/llama-3.1-8b-instruct"), 3, max_loras=4, max_lora_rank=8)
     given: dict[str, Any] = {"system": "llm-d", "duration_s": 30.0}
     own, same, fresh = (
-        simulate_cluster(fleet, cluster, **given, stats_interval_s=age_s).requests
-        for age_s in (None, 0.05, 0.0)
+        simulate_cluster(fleet, cluster, **given, stats_interval_s=age_s).requests for age_s in (None, 0.05, 0.0)
     )
     assert own.equals(same)
     assert not own.equals(fresh)

@@ -131,9 +131,7 @@ class Ticks(Idle):
         ({"high_water": -1.0}, "high_water of 'idle' .*got -1.0"),
     ],
 )
-def test_a_cache_policy_that_is_wrong_is_named(
-    given: dict[str, Any], message: str, toy_profile: Profile
-) -> None:
+def test_a_cache_policy_that_is_wrong_is_named(given: dict[str, Any], message: str, toy_profile: Profile) -> None:
     """The error names the policy and what is wrong: no run hangs, and no value stands for another."""
     fleet, cluster = Workload([Adapter("a", 8, 1.0)]), Cluster.of(toy_profile, 1, max_loras=1)
     with pytest.raises(InputError, match=message):
@@ -206,9 +204,7 @@ def test_counts_that_are_never_renewed(case: Callable[..., Any]) -> None:
         found = case(seed)
         cluster = Cluster.of(found.cluster.kinds[0].profile, 3, max_loras=2, max_lora_rank=32)
         stale, turn, live = (
-            simulate_cluster(
-                found.workload, cluster, router=router, duration_s=5.0, stats_interval_s=age
-            ).requests
+            simulate_cluster(found.workload, cluster, router=router, duration_s=5.0, stats_interval_s=age).requests
             for router, age in (("most-idle", 1e6), ("round-robin", 0.0), ("most-idle", 0.0))
         )
         assert stale.equals(turn)

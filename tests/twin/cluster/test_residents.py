@@ -31,9 +31,7 @@ def test_an_adapter_on_the_gpu_or_in_the_batch_is_never_missed(case: Callable[..
     """Whatever a server holds in its slots or runs when a router looks, its filter says that it may."""
     found = case(seed)
     for share in (0.1, 0.4):
-        run = simulate_cluster(
-            found.workload, found.cluster, router="most-idle", duration_s=share * found.duration_s
-        )
+        run = simulate_cluster(found.workload, found.cluster, router="most-idle", duration_s=share * found.duration_s)
         state = run.state
         assert state is not None
         known = new_residents(state)

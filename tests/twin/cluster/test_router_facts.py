@@ -19,9 +19,7 @@ from packer.workload import Workload
 
 # Multiples of powers of two: scores are exact, so that ties are ties.
 MBGMV = {"base_ms": 32.0, "per_request_rank_ms": 2.0**-9, "per_prefill_token_ms": 0.125}
-FLEET = Workload(
-    [Adapter(f"a{i}", 8 << i % 4, 0.6) for i in range(12)], Lengths.constant(32), Lengths.gamma(64, 0.8)
-)
+FLEET = Workload([Adapter(f"a{i}", 8 << i % 4, 0.6) for i in range(12)], Lengths.constant(32), Lengths.gamma(64, 0.8))
 
 
 @pytest.fixture(scope="module")

@@ -130,17 +130,13 @@ def test_one_server_is_the_single_twin(router: str, case: Callable[..., Any]) ->
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("placed", [False, True])
-def test_servers_replayed_alone_give_the_same_times(
-    router: str, placed: bool, case: Callable[..., Any]
-) -> None:
+def test_servers_replayed_alone_give_the_same_times(router: str, placed: bool, case: Callable[..., Any]) -> None:
     """A server's requests, replayed on the single twin, give the same times, bit for bit; none is lost."""
     for seed in SEEDS:
         found = case(seed, placed=placed)
         if _refused(router, found):
             continue
-        run = simulate_cluster(
-            found.workload, found.cluster, router=router, duration_s=found.duration_s, seed=seed
-        )
+        run = simulate_cluster(found.workload, found.cluster, router=router, duration_s=found.duration_s, seed=seed)
         for sim in (sim for sim in run.servers if sim.sent):
             _same(sim, _single(sim, run))
         _none_is_lost(run)
@@ -230,10 +226,7 @@ def test_cluster_is_the_oracle(router: str, placed: bool, case: Callable[..., An
             requests.append(Request(k, float(trace.time_s[k]), int(trace.adapter[k]), prompt, output))
         slot_ranks = [sim.settings.max_lora_rank for sim in run.servers]
         allowed = candidates_of(cluster, fleet, slot_ranks)
-        servers = [
-            _naive_server(sim, setup.workload, run)
-            for sim, setup in zip(run.servers, run.setups, strict=True)
-        ]
+        servers = [_naive_server(sim, setup.workload, run) for sim, setup in zip(run.servers, run.setups, strict=True)]
         mean = float(np.average(fleet.mean_output_tokens, weights=fleet.rates))
         route = run_cluster(
             servers, requests, trace.input_tokens.tolist(), RULES[router],
@@ -253,9 +246,7 @@ def test_kv_usage_of_servers_with_other_blocks_is_a_share() -> None:
     kinds = [ServerKind(f"of {size}", with_engine(profile, block_size=size), 4) for size in (16, 64)]
     fleet = Workload([Adapter("a", 8, 4.0)])
     for order in (kinds, kinds[::-1]):
-        run = simulate_cluster(
-            fleet, Cluster(tuple(kinds), tuple(kind.name for kind in order)), duration_s=20.0
-        )
+        run = simulate_cluster(fleet, Cluster(tuple(kinds), tuple(kind.name for kind in order)), duration_s=20.0)
         shares = [server.mean_kv_usage for server in run.servers]
         assert run.mean_kv_usage == pytest.approx(np.mean(shares), rel=1e-3)
         assert run.timeline["kv_usage"].mean() == pytest.approx(np.mean(shares), rel=1e-3)
@@ -286,9 +277,7 @@ def test_room_for_adapters_grows(case: Callable[..., Any], monkeypatch: pytest.M
     assert len(grown.state.pair_key) >= 2 * np.count_nonzero(grown.state.pair_key)
 
 
-def test_servers_of_a_static_router_run_in_threads(
-    case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_of_a_static_router_run_in_threads(case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers whose requests are all known beforehand run side by side with the same result as one after another.
 
     So they do if each has memory of its own, or uses that of the one before.
@@ -322,8 +311,6 @@ def test_servers_of_a_cluster_have_room_to_walk_over_their_own_batches() -> None
     fleet = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(60)])
     placement = tuple({f"a{i}": 1.0 for i in held} for held in (range(20), range(20, 60)))
     kinds = (ServerKind("few", profile, 16), ServerKind("all", profile, 40))
-    run = simulate_cluster(
-        fleet, Cluster(kinds, ("few", "all"), placement=placement), router="plan", duration_s=60.0
-    )
+    run = simulate_cluster(fleet, Cluster(kinds, ("few", "all"), placement=placement), router="plan", duration_s=60.0)
     assert run.state is not None
     assert run.state.sets.shape[-1] >= max(set_places(40), 2 * 40 + 1)

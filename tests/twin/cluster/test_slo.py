@@ -47,9 +47,7 @@ def test_attainment_and_goodput_are_the_definition(limits: tuple[str, ...], case
         results = [_kept(row, found.duration_s, slo) for row in table]
         decided = [v for v in results if v is not None]
         assert run.slo_attainment == pytest.approx(sum(decided) / len(decided))
-        tokens = sum(
-            row["input_tokens"] + row["output_tokens"] for row, v in zip(table, results, strict=True) if v
-        )
+        tokens = sum(row["input_tokens"] + row["output_tokens"] for row, v in zip(table, results, strict=True) if v)
         assert run.goodput_tok_s == pytest.approx(tokens / found.duration_s)
         shares.append(run.slo_attainment)
     assert any(0.0 < share < 1.0 for share in shares)

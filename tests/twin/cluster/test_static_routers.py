@@ -33,9 +33,7 @@ def mixed(toy_profile: Profile) -> Cluster:
 
 
 def _routed(router: str, cluster: Cluster, fleet: Workload, adapter: list[int], seed: int = 0) -> list[int]:
-    candidates = candidates_of(
-        cluster, fleet, [cluster.kind(s).max_lora_rank or 64 for s in range(len(cluster))]
-    )
+    candidates = candidates_of(cluster, fleet, [cluster.kind(s).max_lora_rank or 64 for s in range(len(cluster))])
     found = registry.make("router", router).assign(np.array(adapter), fleet, candidates, seed)
     servers: list[int] = found.tolist()
     return servers
@@ -69,9 +67,7 @@ def test_random_is_uniform_and_seeded(toy_profile: Profile, fleet: Workload) -> 
 def test_hrw_keeps_adapters_when_a_server_leaves(toy_profile: Profile) -> None:
     """Adapters have one home; removing the last server moves only its own adapters."""
     fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(2000)])
-    homes = [
-        _routed("hrw", Cluster.of(toy_profile, n, max_loras=4), fleet, list(range(2000))) for n in (5, 4)
-    ]
+    homes = [_routed("hrw", Cluster.of(toy_profile, n, max_loras=4), fleet, list(range(2000))) for n in (5, 4)]
     moved = [before for before, after in zip(*homes, strict=True) if before != after]
     assert set(moved) == {4}
     for count in Counter(homes[0]).values():

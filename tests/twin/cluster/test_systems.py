@@ -51,9 +51,7 @@ def test_every_preset_runs(name: str, fleet: Workload) -> None:
     """Each shipped system serves a light load, and loses no request."""
     run = _run(fleet, name)
     assert run.state is not None
-    left = sum(
-        int(run.state.servers[name].sum()) for name in ("running", "waiting", "inbox_count", "pending_count")
-    )
+    left = sum(int(run.state.servers[name].sum()) for name in ("running", "waiting", "inbox_count", "pending_count"))
     assert run.sent == run.completed + run.aborted + left > 100
     assert run.completed > 0.8 * run.sent
     assert load_system(name).summary
@@ -72,9 +70,7 @@ def test_loading_modes_are_in_order(fleet: Workload) -> None:
     """On a light load no loads <= CPU-assisted <= blocking in mean TTFT: an expectation of the model, not a law."""
     ttft = {}
     for mode in ("none", "cpu-assist", "blocking"):
-        system = System(
-            mode, "", "", "round-robin", "lightllm:max_wait_tokens=1", "drop", mode, "bgmv", "unified"
-        )
+        system = System(mode, "", "", "round-robin", "lightllm:max_wait_tokens=1", "drop", mode, "bgmv", "unified")
         ttft[mode] = np.mean([_run(fleet, system, seed=seed).mean_ttft_ms for seed in range(5)])
     assert ttft["none"] < ttft["cpu-assist"] < ttft["blocking"]
 
@@ -83,9 +79,7 @@ def test_kept_adapters_are_hits(fleet: Workload) -> None:
     """Keeping the adapters in demand raises the hit rate of servers that otherwise drop what is idle."""
     rates = []
     for cache in ("drop", "top-k:k=20,period_s=10", "unlimited"):
-        system = System(
-            "s", "", "", "most-idle", "lightllm:max_wait_tokens=1", cache, "blocking", "bgmv", "unified"
-        )
+        system = System("s", "", "", "most-idle", "lightllm:max_wait_tokens=1", cache, "blocking", "bgmv", "unified")
         rates.append(_run(fleet, system).hit_rate)
     assert rates[0] < rates[1] < rates[2] == 1.0
 
@@ -103,9 +97,7 @@ def test_requests_at_the_front_end_are_no_hits() -> None:
 def test_reloads_of_running_adapters_are_no_misses() -> None:
     """Where vLLM's slots thrash there are more loads than admissions, and a hit rate still counts admissions."""
     fleet = Workload([Adapter(f"a{i}", 8, 0.25) for i in range(40)])
-    run = simulate_cluster(
-        fleet, Cluster.of(PROFILE, 2, max_loras=16), "vllm", "round-robin", duration_s=600.0
-    )
+    run = simulate_cluster(fleet, Cluster.of(PROFILE, 2, max_loras=16), "vllm", "round-robin", duration_s=600.0)
     assert run.adapter_loads > run.sent
     assert 16 / 40 < run.hit_rate < 0.6  # 16 of 40 equal adapters in slots; some of the others wait together
 
@@ -185,9 +177,7 @@ def test_rock_matches_queues_as_algorithm_1() -> None:
                 for g in range(servers)
             ]
             best = sorted(range(servers), key=lambda g: -weight[g])[:3]
-            unequal = {
-                g: float(np.std([u + (i == g) * load[g] / 90.0 for i, u in enumerate(use)])) for g in best
-            }
+            unequal = {g: float(np.std([u + (i == g) * load[g] / 90.0 for i, u in enumerate(use)])) for g in best}
             chosen = min(sorted(best), key=lambda g: unequal[g])
             use[chosen] += load[chosen] / 90.0
             expected.append([chosen])
@@ -331,9 +321,7 @@ def test_rock_weighs_the_free_servers() -> None:
 
     assert [chosen(4), chosen(4)] == [4, 0], "equal weights: the next in turn, and a busy one after it"
     view.held = np.array([False, False, True, True, True])
-    assert [chosen() for _ in range(5)] == [2, 3, 2, 3, 4], (
-        "the least busy of those that hold it; 4 had a task before"
-    )
+    assert [chosen() for _ in range(5)] == [2, 3, 2, 3, 4], "the least busy of those that hold it; 4 had a task before"
     view.running = np.array([1, 0, 1, 1, 1])
     assert chosen() == 1, "a free server without the adapter before one that is taken"
     view.running = np.ones(5, int)

@@ -47,9 +47,7 @@ def test_what_servers_train_adds_up(system: str, router: str) -> None:
     assert run.tuning is not None
     assert run.tuning.samples == sum(server.tuning.samples for server in run.servers if server.tuning)
     for server in run.servers:
-        again = simulate(
-            server.workload, PROFILE, max_loras=6, duration_s=100.0, tuning=load_system(system).tuning
-        )
+        again = simulate(server.workload, PROFILE, max_loras=6, duration_s=100.0, tuning=load_system(system).tuning)
         np.testing.assert_array_equal(server.raw.finish_s, again.raw.finish_s)
         assert server.tuning_tok_s == again.tuning_tok_s
 
@@ -75,6 +73,4 @@ def test_job_of_a_cluster_file(tmp_path: Path) -> None:
 def test_other_engines_do_not_train() -> None:
     """LightLLM has no model of training, and says so."""
     with pytest.raises(IncompatibleError, match="lightllm"):
-        simulate_cluster(
-            FLEET.tuned_by("chunked"), Cluster.of(PROFILE, 1, max_loras=6), "s-lora", duration_s=60.0
-        )
+        simulate_cluster(FLEET.tuned_by("chunked"), Cluster.of(PROFILE, 1, max_loras=6), "s-lora", duration_s=60.0)

@@ -187,9 +187,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         spares_batch=draw(st.booleans()),
     )  # fmt: skip
     interval_s = draw(st.sampled_from([None, None, 0.01, 0.1, 1.0]))
-    frontend = FrontEndSpec(
-        interval_s, *(draw(st.integers(0, high)) / 64 for high in (640, 64, 32, 64, 3200, 64))
-    )
+    frontend = FrontEndSpec(interval_s, *(draw(st.integers(0, high)) / 64 for high in (640, 64, 32, 64, 3200, 64)))
     return Profile(
         "tests/tight",
         ModelSpec("tight", 0.0, 100.0, draw(st.sampled_from([0.0, 25.0, 100.0]))),
@@ -325,9 +323,7 @@ def test_refused_requests_take_their_marks_along(kind: str) -> None:
     case = _busy()
     factors = (1.0, 3.0) if kind == "piecewise" else ()
     arrivals = Arrivals(kind, cv=2.0, period_s=4.0, factors=factors)  # type: ignore[arg-type]
-    naive = assert_agree(
-        replace(case, workload=case.workload.with_arrivals(arrivals), max_outstanding=30), seed=5
-    )
+    naive = assert_agree(replace(case, workload=case.workload.with_arrivals(arrivals), max_outstanding=30), seed=5)
     assert naive is not None
     assert naive.refused > 50
 

@@ -51,9 +51,7 @@ def test_shared_ids_are_those_of_two_requests_of_an_adapter(case: tuple[Requests
 def test_prefixes_are_contents_of_their_adapter() -> None:
     """Requests of one adapter share as much as the shorter of their prefixes, others nothing."""
     content = content_of_prefixes(np.array([0, 2, 0]), np.array([3, 2, 1]), 16)
-    ids = [
-        content.numbers[content.first[r] : content.first[r] + content.shared[r]].tolist() for r in range(3)
-    ]
+    ids = [content.numbers[content.first[r] : content.first[r] + content.shared[r]].tolist() for r in range(3)]
     assert [len(each) for each in ids] == [3, 2, 1]
     assert ids[2] == ids[0][:1]
     assert not set(ids[1]) & set(ids[0])

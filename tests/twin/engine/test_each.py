@@ -24,9 +24,7 @@ from packer.twin.verdict import verdict_of
 from packer.workload import Workload
 
 BASE = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), vllm_version="0.32.0")
-FLEET = Workload(
-    [Adapter(f"a{i}", 8, 0.4, priority=i % 3, shared_prefix_tokens=64 * (i % 2)) for i in range(12)]
-)
+FLEET = Workload([Adapter(f"a{i}", 8, 0.4, priority=i % 3, shared_prefix_tokens=64 * (i % 2)) for i in range(12)])
 
 
 def _server(text: str = "", **changes: object) -> Profile:
@@ -107,9 +105,7 @@ def test_a_verdict_says_where_drafts_do_not_pay() -> None:
     assert "slows it down: 5% of the drafts are kept" in verdict_of(bad).text
     assert bad.draft_acceptance < bad.draft_acceptance_needed
     mixed = replace(FLEET, adapters=[replace(FLEET.adapters[0], acceptance=0.0), *FLEET.adapters[1:]])
-    run = simulate(
-        mixed, _server("mtp:num_speculative_tokens=3,acceptance=0.7,draft_pass_ms=1"), max_loras=12
-    )
+    run = simulate(mixed, _server("mtp:num_speculative_tokens=3,acceptance=0.7,draft_pass_ms=1"), max_loras=12)
     assert "slows down 1 adapter of 12" in verdict_of(run).text
 
 

@@ -68,9 +68,7 @@ def test_a_request_costs_its_time(fleet: Workload, profile: Profile) -> None:
     assert slow.median_ttft_ms >= quiet.median_ttft_ms + 5.0
 
 
-def test_streaming_delays_first_tokens_by_all_outputs_of_their_step(
-    fleet: Workload, profile: Profile
-) -> None:
+def test_streaming_delays_first_tokens_by_all_outputs_of_their_step(fleet: Workload, profile: Profile) -> None:
     """A first token is the last of its step to be streamed; time between tokens does not change."""
     quiet = simulate(fleet, profile, max_loras=64, duration_s=600)
     spec = replace(profile.frontend, output_ms=0.1)

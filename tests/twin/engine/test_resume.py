@@ -131,9 +131,7 @@ def test_state_during_a_step_is_its_batch(server: Server, requests: tuple[np.nda
         advance(state, law, float(stop))
         seen, adapters = state.server, state.adapters
         ranks = np.repeat(adapters["rank"], adapters["in_batch"])
-        waiting = [
-            r for r in range(seen.taken) if state.requests[r].status == rows.ACCEPTED and _waits(state, r)
-        ]
+        waiting = [r for r in range(seen.taken) if state.requests[r].status == rows.ACCEPTED and _waits(state, r)]
         assert seen.running == len(ranks)
         assert seen.request_ranks == ranks.sum()
         assert seen.active == (adapters["in_batch"] > 0).sum()
@@ -159,9 +157,7 @@ def _waits(state: rows.ServerState, r: int) -> bool:
 
 
 @pytest.mark.parametrize("places", [1, 3, 4])
-def test_host_memory_is_never_exceeded(
-    server: Server, requests: tuple[np.ndarray, Marks], places: int
-) -> None:
+def test_host_memory_is_never_exceeded(server: Server, requests: tuple[np.ndarray, Marks], places: int) -> None:
     """Host memory holds at most max_cpu_loras adapters, and never fewer than slots; the rest is on disk."""
     engine = replace(server.profile.engine, max_cpu_loras=places)
     state = _fresh(replace(server, profile=replace(server.profile, engine=engine)), requests)

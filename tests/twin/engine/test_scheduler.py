@@ -29,9 +29,7 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 FILE = Path(__file__).parents[2] / "data" / "scheduler" / "vllm.json.gz"
-WINDOWS, PREFILLS, PREFIXES = (
-    FILE.with_name(f"{name}.json.gz") for name in ("windows", "prefills", "prefixes")
-)
+WINDOWS, PREFILLS, PREFIXES = (FILE.with_name(f"{name}.json.gz") for name in ("windows", "prefills", "prefixes"))
 CASES: list[dict[str, Any]] = json.loads(gzip.decompress(FILE.read_bytes()))
 """`Scheduler` and KV cache manager of vLLM without a model, with a simulated clock: first token and finish of each
 request, tokens found in the KV cache at its first admission, and preemptions."""
@@ -40,9 +38,7 @@ RUN_S = 1e6
 
 def _profile(case: dict[str, Any], base: Profile) -> Profile:
     engine, law = case["engine"], case["law"]
-    settings = {
-        key: engine[key] for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")
-    }
+    settings = {key: engine[key] for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")}
     coefficients = {
         "base_ms": law["base"],
         "per_decode_ms": law["token"],
@@ -80,9 +76,7 @@ def _run(case: dict[str, Any], base: Profile, kv_shape: KvShape | None = None) -
         ids = np.array([i for row in case["blocks"] for i in row], dtype=np.int64)
         blocks = Blocks(starts.astype(np.int64), ids, tokens)
     priority = np.array(case["priority"], dtype=np.int64) if case.get("priority") else None
-    trace = RequestTrace(
-        np.array(case["time"]), adapter, *columns, blocks=blocks, end_s=RUN_S, priority=priority
-    )
+    trace = RequestTrace(np.array(case["time"]), adapter, *columns, blocks=blocks, end_s=RUN_S, priority=priority)
     chances = [case["acceptance"][a] for a in np.unique(case["adapter"])] if case.get("acceptance") else []
     adapters = [Adapter(f"a{i}", 8, 1.0) for i in range(int(adapter.max()) + 1)]
     for i, chance in enumerate(chances):
@@ -220,9 +214,7 @@ def test_layers_with_windows_keep_the_steps_in_flight(
 
 def test_the_cases_cover_what_differs() -> None:
     """Each pair of settings has cases, some of which preempt or find prefixes, and so have older versions."""
-    modes = {
-        (case["engine"]["prefix_caching"], bool(case["engine"].get("async_scheduling"))) for case in CASES
-    }
+    modes = {(case["engine"]["prefix_caching"], bool(case["engine"].get("async_scheduling"))) for case in CASES}
     assert len(modes) == 4
     assert len({case["version"] for case in CASES}) >= 4
     assert sum(case["preemptions"] > 0 for case in CASES) > 2
@@ -257,9 +249,7 @@ def _case(seed: int, version: str, caching: bool, ahead: bool, more: str = "") -
         "max_num_seqs": rng.choice([3, 64]), "max_num_batched_tokens": rng.choice([256, 2048]),
         "max_loras": rng.choice([1, 2, 12]), "prefix_caching": caching, "async_scheduling": ahead,
     }  # fmt: skip
-    columns = dict(
-        zip(("time", "adapter", "prompt", "output", "blocks"), zip(*rows, strict=True), strict=True)
-    )
+    columns = dict(zip(("time", "adapter", "prompt", "output", "blocks"), zip(*rows, strict=True), strict=True))
     if "priority" in more:
         engine["scheduling_policy"] = "priority"
         columns["priority"] = [rng.choice([0, 0, 1, -3]) for _ in range(n)]

@@ -76,13 +76,9 @@ def test_host_memory_starts_with_the_adapters_loaded_last(profile: Profile) -> N
     for first, disk_loads in ((0, 16), (8, 0)):  # 0 … 15, or 8 … 15 and 8 … 15 again
         adapter = first + np.arange(16) % (16 - first)
         trace = RequestTrace(times, adapter, np.full(16, 20), np.full(16, 5))
-        fleet = Workload(
-            [Adapter(f"a{i}", 8, 1.0) for i in range(16)], arrivals=Arrivals("trace", trace=trace)
-        )
+        fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(16)], arrivals=Arrivals("trace", trace=trace))
         sim = simulate(fleet, warm, max_loras=4, duration_s=200.0)
         assert (sim.disk_loads, sim.adapter_loads) == (disk_loads, 16)
     trace = RequestTrace(times[:4], np.arange(12, 16), np.full(4, 20), np.full(4, 5))
-    resident = simulate(
-        fleet.with_arrivals(Arrivals("trace", trace=trace)), warm, max_loras=4, duration_s=100.0
-    )
+    resident = simulate(fleet.with_arrivals(Arrivals("trace", trace=trace)), warm, max_loras=4, duration_s=100.0)
     assert resident.adapter_loads == 0

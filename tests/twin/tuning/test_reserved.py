@@ -27,6 +27,4 @@ def test_it_grows_with_what_is_trained(toy_profile: Profile, name: str) -> None:
     job = FineTuning(layers=24)
     one = reserved_bytes(job, toy_profile)
     assert one < reserved_bytes(replace(job, **{name: 2 * getattr(job, name)}), toy_profile) < 2 * one
-    assert reserved_bytes(replace(job, batch=2 * job.batch, rank=2 * job.rank), toy_profile) == pytest.approx(
-        2 * one
-    )
+    assert reserved_bytes(replace(job, batch=2 * job.batch, rank=2 * job.rank), toy_profile) == pytest.approx(2 * one)

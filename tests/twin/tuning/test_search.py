@@ -21,14 +21,10 @@ def test_best_of_all_values(policy: str) -> None:
     """The result is the best of separate runs."""
     runs = [simulate(FLEET, PROFILE, tuning=spec, **RUN) for spec in candidates(policy)]
     limits = {
-        f"server.{name}": sorted(getattr(sim, name) for sim in runs)[5]
-        for name in ("p99_ttft_ms", "p99_tpot_ms")
+        f"server.{name}": sorted(getattr(sim, name) for sim in runs)[5] for name in ("p99_ttft_ms", "p99_tpot_ms")
     }
     tuned = most_training(FLEET, PROFILE, policy, slo=limits, **RUN)
-    kept = [
-        all(getattr(sim, name.removeprefix("server.")) <= limit for name, limit in limits.items())
-        for sim in runs
-    ]
+    kept = [all(getattr(sim, name.removeprefix("server.")) <= limit for name, limit in limits.items()) for sim in runs]
     assert any(kept)
     assert tuned.tok_s == max(sim.tuning_tok_s for sim, ok in zip(runs, kept, strict=True) if ok)
     assert [ok for _, _, ok in tuned.tried] == kept

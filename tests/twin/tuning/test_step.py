@@ -54,9 +54,7 @@ def profile(make_profile: Callable[..., Profile]) -> Profile:
 
 
 def _fleet(rate: float) -> Workload:
-    return Workload(
-        [Adapter(f"a{i}", 8, rate / 3) for i in range(3)], Lengths.gamma(60, 0.8), Lengths.gamma(30, 1.0)
-    )
+    return Workload([Adapter(f"a{i}", 8, rate / 3) for i in range(3)], Lengths.gamma(60, 0.8), Lengths.gamma(30, 1.0))
 
 
 def _naive(workload: Workload, profile: Profile, sim: Run, job: FineTuning, seed: int) -> NaiveTuning:
@@ -81,9 +79,7 @@ def _naive(workload: Workload, profile: Profile, sim: Run, job: FineTuning, seed
         policy.name, vars(policy), given_lengths, job.batch, job.samples or math.inf, job.layers,
         weights_ms=9.0, token_ms=0.0625, backward_ratio=job.backward_ratio,
     )  # fmt: skip
-    return NaiveTuning(server, DURATION_S, 10.0, training).run(
-        time_s.tolist(), requests, marks_wait=adapter is None
-    )
+    return NaiveTuning(server, DURATION_S, 10.0, training).run(time_s.tolist(), requests, marks_wait=adapter is None)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

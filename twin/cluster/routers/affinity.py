@@ -39,11 +39,7 @@ def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     least, a = p.least[word], c.adapter[r]
     if least >= lowest:
         return 0
-    return (
-        255
-        if c.ranks[a] == 0 or least + p.numbers[0] < lowest
-        else int(servers_among(p.holders.bits, word, a))
-    )
+    return 255 if c.ranks[a] == 0 or least + p.numbers[0] < lowest else int(servers_among(p.holders.bits, word, a))
 
 
 @njit(**INLINED)

@@ -85,13 +85,9 @@ def _flow(
     flow, one = SimpleMinCostFlow(), np.ones(len(tail), dtype=np.int64)
     pairs = flow.add_arcs_with_capacity_and_unit_cost(np.array(tail), np.array(head) + m, one, np.array(cost))
     needs = np.array([demand[a] for a in adapters])
-    flow.add_arcs_with_capacity_and_unit_cost(
-        np.full(m, source), np.arange(m), needs, np.zeros(m, dtype=np.int64)
-    )
+    flow.add_arcs_with_capacity_and_unit_cost(np.full(m, source), np.arange(m), needs, np.zeros(m, dtype=np.int64))
     free = np.maximum(room, 0)
-    flow.add_arcs_with_capacity_and_unit_cost(
-        np.arange(n) + m, np.full(n, sink), free, np.zeros(n, dtype=np.int64)
-    )
+    flow.add_arcs_with_capacity_and_unit_cost(np.arange(n) + m, np.full(n, sink), free, np.zeros(n, dtype=np.int64))
     flow.set_nodes_supplies(np.array([source, sink]), np.array([needs.sum(), -needs.sum()]))
     flow.solve_max_flow_with_min_cost()
     used = flow.flows(pairs) > 0

@@ -63,9 +63,7 @@ def _total(c: Servers, p: Picker, s: int, lora: float) -> float:
     least, most = p.least[0], p.most[0]
     queue = 1.0 if most == least else (most - p.queue[s]) / (most - least)
     prefix = p.prompts.match[s] / p.prompts.total[0] if p.prompts.total[0] > 0.0 else 0.0
-    total: float = (
-        p.weights[0] * lora + p.weights[1] * queue + p.weights[2] * p.free[s] + p.weights[3] * prefix
-    )
+    total: float = p.weights[0] * lora + p.weights[1] * queue + p.weights[2] * p.free[s] + p.weights[3] * prefix
     return -total
 
 
@@ -128,7 +126,5 @@ class Gateway(VllmServers, ScoringRouter):
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Picker:
         """Return the weights and the state of the picker before the first request."""
         count, records = len(servers.wake_s), servers.servers
-        index = new_index(
-            servers, content, int(records["block_size"][0]), MOST_BLOCKS, records["kv_blocks"].copy()
-        )
+        index = new_index(servers, content, int(records["block_size"][0]), MOST_BLOCKS, records["kv_blocks"].copy())
         return Picker(numbers[:4], np.zeros(count), np.zeros(count), np.zeros(1), np.zeros(1), index)

@@ -225,9 +225,7 @@ def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     """Return all eight servers if one may win with a load, else those that may hold the adapter, or none."""
     if p.floors[0, word] * SAFE >= lowest:
         return 0
-    return (
-        255 if p.floors[1, word] * SAFE < lowest else int(servers_among(p.holders.bits, word, c.adapter[r]))
-    )
+    return 255 if p.floors[1, word] * SAFE < lowest else int(servers_among(p.holders.bits, word, c.adapter[r]))
 
 
 @njit(**INLINED)

@@ -48,9 +48,7 @@ def prefill_floor(c: Servers, s: int, decodes: float, adapters: float, ranks: fl
     slope = law[AT.per_prefill_token_ms]
     if adapters > 0.0:
         a_token = law[AT.per_lora_token_ms] + law[AT.per_adapter_token_ms] * adapters
-        a_token += (
-            law[AT.per_slot_token_ms] * server.slots + law[AT.per_slot_rank_token_ms] * server.slot_rank
-        )
+        a_token += law[AT.per_slot_token_ms] * server.slots + law[AT.per_slot_rank_token_ms] * server.slot_rank
         fixed += law[AT.first_adapter_ms] + law[AT.per_adapter_ms] * adapters + law[AT.per_rank_ms] * ranks
         fixed += law[AT.per_slot_ms] * server.slots + law[AT.per_slot_rank_ms] * server.slot_rank
         blocks = SPLIT_K_LARGE * math.ceil(server.slot_rank / BLOCK_N)
