@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from packer import checks
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import UnknownNameError, ValidationError, shown
@@ -37,7 +36,6 @@ def changed_plan(
 
     Raises `ValidationError`: a lost server is not one of the plan's, or none is left; others as `changed_fleet`.
     """
-    checks.instance("plan", plan, Plan, "packer.load_plan(FILE)")
     fleet, add, remove, lose = plan.workload, tuple(add), tuple(remove), tuple(lose)
     bins, numbers, lost = _surviving(plan, lose)
     workload, kept = changed_fleet(fleet, rate_factor=rate_factor, add=add, remove=remove)

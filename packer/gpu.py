@@ -92,7 +92,6 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
 
     Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
     """
-    checks.instance("the fleet", workload, Workload, "packer.read_workload(FILE)")
     offered = model_names(profiles)
     if not workload.models:
         if len(offered) > 1:

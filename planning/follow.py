@@ -12,7 +12,6 @@ from itertools import product
 from types import MappingProxyType
 from typing import TypeAlias
 
-from packer import checks
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError
@@ -39,7 +38,6 @@ Held: TypeAlias = Mapping[int, float]
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
     """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out."""
-    checks.instance("old_plan", old, Plan, "packer.load_plan(FILE)")
     if not old.bins:
         raise IncompatibleError("The running plan has no GPUs, so that there is nothing to keep: plan without it.")
     return tuple(going_on(old, workload).values())

@@ -91,7 +91,8 @@ def _read_sheet(path: str) -> Datasheet:
     from packer.io.schema import parse
 
     sheet = parse(Datasheet, {"name": path[:-5].rpartition("/")[2], **parse_toml(read_text(path))})
-    return replace(sheet, name=f"own-{sheet.name}") if sheet.name in GPUS else sheet  # measured was another GPU
+    # What was measured on a known GPU says nothing about another of its name.
+    return replace(sheet, name=f"own-{sheet.name}") if sheet.name in GPUS else sheet
 
 
 def _names(sheet: Datasheet) -> tuple[str, ...]:

@@ -72,8 +72,6 @@ def simulate(
     Raises `ValidationError`: a value is out of range, or no slot of this rank holds an adapter; `IncompatibleError`: no
     client behaves in this way, or the server has another base model than the adapters.
     """
-    checks.instance("the workload", workload, Workload, "packer.read_workload(FILE)")
-    checks.instance("the server", profile, Profile, "packer.load_profile(NAME)")
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
     check_one_server(workload, profile)
     if workload.n_loras:
