@@ -39,9 +39,9 @@ def render_image(figure: Figure, suffix: str) -> bytes:
         for axes in grid[len(figure.panels) :]:
             axes.set_axis_off()
         if figure.title:
-            canvas.suptitle(_text(figure.title), color=LIGHT.ink, fontweight="bold")
+            canvas.suptitle(_text(figure.title), color=LIGHT.ink, fontweight="bold", wrap=True)
         if figure.caption:
-            canvas.supxlabel(_text(figure.caption), color=LIGHT.faint, fontsize=8)
+            canvas.supxlabel(_text(figure.caption), color=LIGHT.faint, fontsize=8, wrap=True)
         canvas.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
     return buffer.getvalue()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -81,6 +82,16 @@ def test_existing_file_needs_force(tmp_path: Path) -> None:
 def test_same_figure_same_bytes(suffix: str) -> None:
     """Images are reproducible byte for byte."""
     assert render_figure(every_kind(), suffix) == render_figure(every_kind(), suffix)
+
+
+def test_a_long_title_is_wrapped_within_the_picture() -> None:
+    """Title and caption that are wider than the picture take further lines: its edges stay empty."""
+    from matplotlib.image import imread
+
+    words = "a fleet with a long name on a server with a long name " * 5
+    figure = Figure([Panel([Line([1.0, 2.0], [1.0, 2.0], "x")])], title=words, caption=words)
+    pixels = imread(io.BytesIO(render_figure(figure, ".png")))
+    assert (pixels[:, [0, -1]] == pixels[0, 0]).all()
 
 
 def test_page_needs_no_network() -> None:
