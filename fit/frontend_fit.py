@@ -39,10 +39,7 @@ def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
     in the last sixth of the run; the other costs are fitted to light runs.
     """
     kept_up = [run for run in runs if run.ok and not run.starved]
-    polled = [
-        run for run in kept_up
-        if "scrape_s" in run.metrics and run.rates.sum() < FASTEST_CLIENT_REQ_S
-    ]  # fmt: skip
+    polled = [run for run in kept_up if "scrape_s" in run.metrics and run.rates.sum() < FASTEST_CLIENT_REQ_S]
     chosen = stratified(polled, RUNS, SEED)
     light = stratified([run for run in kept_up if run.regime == "light"], RUNS, SEED)
 

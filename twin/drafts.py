@@ -39,7 +39,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
         "max_model_len": engine.max_model_len,
         "passes_itself": rules.passes_itself and engine.scheduling_policy == "priority",
         "caches_verified": rules.caches_verified,
-    }  # fmt: skip
+    }
     spec, chances = engine.speculation, np.zeros(len(workload))
     if spec is not None:
         check_drafts(engine)

@@ -129,7 +129,7 @@ def main() -> None:
                 "coefficients": dict(result.micro_profile.latency.coefficients),
             },
             "floor": _floor(result.profile, runs),
-        }  # fmt: skip
+        }
         print(result.profile.frontend, result.profile.provenance, flush=True)
         print(model, json.dumps(found[model]["held_out"]["summary"]))
     write_text(HERE / "held_out.json", json.dumps(found, indent=1) + "\n", force=True)

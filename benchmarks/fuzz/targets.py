@@ -108,8 +108,7 @@ def _workloads() -> list[Target]:
         {"name": "b", "rank": 16, "rate": 0.2, "output_tokens": {"kind": "empirical", "values": [5, 9.5]}},
     ]  # fmt: skip
     changing = {"kind": "piecewise", "period_s": 60.0, "factors": [1, 0.5]}
-    replay = {"kind": "trace", "time_s": [0.0, 1.5], "adapter": [0, 1],
-              "input_tokens": [5, 6], "output_tokens": [7, 8]}  # fmt: skip
+    replay = {"kind": "trace", "time_s": [0.0, 1.5], "adapter": [0, 1], "input_tokens": [5, 6], "output_tokens": [7, 8]}
     periods = {
         "adapters": adapters,
         "arrivals": changing,

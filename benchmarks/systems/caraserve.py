@@ -173,4 +173,4 @@ CONSTANTS = (
     Constant("ranks of Fig. 19", "8, 16, 32, 64, equally likely; every server holds all", "A"),
     Constant("limit of Fig. 19", "48 ms: 1.5 × HF-PEFT's 32 ms", "A", "'1.5× higher' could mean 2.5 ×"),
     Constant("FirstFit's room", "fewer than 32 requests and KV cells for one more", "A"),
-)  # fmt: skip
+)

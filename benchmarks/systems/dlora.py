@@ -113,4 +113,4 @@ CONSTANTS = (
     Constant("engine", f"the artifact's scheduler; batches of {BATCH}, its default", "P"),
     Constant("server", "shipped profile of Llama 3.1 8B on an H100 with 64 GB", "A"),
     Constant("load", f"{BUSY:g} req/s for each server, or {SATURATED:g}; rank 16", "A"),
-)  # fmt: skip
+)

@@ -367,4 +367,4 @@ CONSTANTS = (
     Constant("requests", "223 input, 195 output tokens, exponential", "A", "ShareGPT"),
     Constant("arrivals of Fig. 9i", 'at equal distances: "a steady rate"', "T"),
     Constant("arrivals of Fig. 10, 11 and 13", "bursts of cv 1 over 20 s", "A", "the pieces of BurstGPT are not given"),
-)  # fmt: skip
+)

@@ -374,4 +374,4 @@ CONSTANTS = (
     Constant("Proposed", "`greedy-paper` with a random forest", "T"),
     Constant("ProposedFast", "`greedy-paper` with a small tree", "T"),
     Constant("slots of the baselines", "MaxBase: all adapters; MaxBase*: half; Random: uniform", "T"),
-)  # fmt: skip
+)

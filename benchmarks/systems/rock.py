@@ -332,4 +332,4 @@ CONSTANTS = (
     Constant("partitions of adapters", "4, by size", "A"),
     Constant("score of a server for a replica", "mean of bandwidth, free memory and nearness", "A", "see `replicas`"),
     Constant("weights of the baselines", "see the router `matching-score`", "A"),
-)  # fmt: skip
+)

@@ -87,4 +87,4 @@ CONSTANTS = (
     Constant("fleet", "160 adapters of Llama 3.1 8B, mixed rates, ranks 8, 16, 32, Poisson", "A"),
     Constant("servers", f"4 H100, {SLOTS} slots of rank 32 (the plan chooses its own)", "A"),
     Constant("SLO", "TTFT 2,000 ms and TPOT 100 ms", "A"),
-)  # fmt: skip
+)

@@ -393,4 +393,4 @@ CONSTANTS = (
     Constant("A100: KV cache, prefill", "read at 70 % of 2.04 TB/s; half of 312 TFLOPS", "A"),
     Constant("kernel", "MBGMV, time per rank from the data sheet", "A", "S-LoRA on this GPU is not published"),
     Constant("load", "40 req/s over all adapters", "A", "saturates every server"),
-)  # fmt: skip
+)

@@ -279,7 +279,7 @@ class Trainer(Chunked):
 )
 def test_each_kind_of_plug_in_is_named_whatever_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], act: str, who: str, line: str
-) -> None:  # fmt: skip
+) -> None:
     """One of several of a package; also where it raises nothing, but what it returns can't be used."""
     (tmp_path / "others.py").write_text(OTHERS.replace("{act!r}", repr(act)))
     (tmp_path / "others-1.0.dist-info").mkdir()

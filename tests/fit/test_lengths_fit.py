@@ -20,9 +20,7 @@ def runs() -> list[MeasuredRun]:
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     found = []
     for k in range(FEWEST_RUNS):
-        run = MeasuredRun(
-            str(k), "one", np.full(16, 0.4), np.full(16, 8), 16, 8, 1800.0, 223.0, 196.0, "ok", {}, -0.6
-        )  # fmt: skip
+        run = MeasuredRun(str(k), "one", np.full(16, 0.4), np.full(16, 8), 16, 8, 1800.0, 223.0, 196.0, "ok", {}, -0.6)
         sim = simulate(fleet_of(run), profile, max_loras=16, max_lora_rank=8, duration_s=1800.0, seed=k)
         metrics = {"mean_num_running": sim.mean_running, "mean_kv_usage": sim.mean_kv_usage}
         found.append(replace(run, metrics=metrics, length_correlation=0.0))

@@ -137,7 +137,7 @@ def http_faults(path: str, what: str) -> dict[str, Fault]:
         "a byte every 0.2 s": (endless(b"x", pause_s=0.2), True),
         "a head without end": (endless(b"X", head, pause_s=0.2), True),
         "statuses 100 without end": (endless(b"HTTP/1.1 100 Continue\r\n\r\n", b"", pause_s=0.001), True),
-    }  # fmt: skip
+    }
     return {f"{path}: {name}": Fault(path, answer, what, slow) for name, (answer, slow) in answers.items()}
 
 

@@ -145,7 +145,7 @@ FAULTS = [
     *((UNLOAD, 0, kind) for kind in ("500", "reset-after")),
     *((METRICS, 3, kind) for kind in ("500", "hang", "garbage")),
     *((MODELS, 3, kind) for kind in ("500", "reset", "garbage")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda each: "-".join(map(str, each)).replace("/", ""))

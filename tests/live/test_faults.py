@@ -38,7 +38,7 @@ from tests.live.faults import (
     ok,
     sent,
     usage,
-)  # fmt: skip
+)
 from tests.live.stand_in import StandIn
 
 

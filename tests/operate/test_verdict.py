@@ -96,9 +96,7 @@ def test_the_reason_is_the_fleets(rates: list[float], slots: int, tok_s: tuple[f
     """A hot adapter, few adapters, many adapters, too much load; requests still in flight at the end are no load."""
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
     served = 0.5 if "overloaded" in words else 1.0
-    rows = [
-        result("one", [0.9] * 3, 50.0, tok_s[0], served), result("two", [0.8] * 3, 20.0, tok_s[1], served)
-    ]  # fmt: skip
+    rows = [result("one", [0.9] * 3, 50.0, tok_s[0], served), result("two", [0.8] * 3, 20.0, tok_s[1], served)]
     assert words in verdict(fleet, Cluster.of(small_profile(), 4, max_loras=slots), rows)
 
 

@@ -19,7 +19,7 @@ JOB = FineTuning(1000, Lengths.gamma(300, 0.5), 32, 2, 2.0, 28, 6.5, "chunked:ch
 @pytest.mark.parametrize(
     "wrong",
     [{"samples": -1}, {"rank": 0}, {"batch": 0}, {"layers": 1.5}, {"backward_ratio": 0.0}, {"weights_ms": -1.0}],
-)  # fmt: skip
+)
 def test_rules(wrong: dict[str, float]) -> None:
     """Each field has its rule, which the error names."""
     with pytest.raises(ValidationError, match=next(iter(wrong))):

@@ -44,7 +44,7 @@ CLUSTER = packer.Cluster.of(SERVER, 1, max_loras=4)
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=2), "paced to be True or False"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, controller=[]), "a Controller or None"),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_another_type_are_named(call, says: str) -> None:
     """An argument or field of another type than declared is refused by its name, whatever it would lead to."""
     with pytest.raises(ValidationError, match=says):
@@ -131,7 +131,7 @@ def simulated(**given: object) -> object:
         (lambda: simulated(engine=made(LightLlm, prepare=lambda *_: 5)), "engine 'mine' .*break its contract"),
         (lambda: simulated(cache=made(Ticking, start=boom)), "cache 'mine' .*raised RuntimeError: bad day"),
     ],
-)  # fmt: skip
+)
 def test_errors_of_strategies_given_as_objects_name_them(call, says: str) -> None:
     """A strategy that is given as an object is named by errors of its code, and by what its answers lead to."""
     with pytest.raises(PluginError, match=says):

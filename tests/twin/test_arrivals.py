@@ -24,7 +24,7 @@ from packer.twin.arrivals import (
     draw_marks,
     draw_requests,
     draw_times,
-)  # fmt: skip
+)
 from packer.twin.engine.content import blocks_of_sessions
 from packer.twin.override import with_engine
 from packer.twin.simulate import simulate

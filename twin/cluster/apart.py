@@ -67,9 +67,7 @@ def run_apart(servers: Servers, assigned: IntArray, until_s: float, run_until: C
     counts = np.bincount(assigned, minlength=count)
     ends = np.cumsum(counts)
     dealt = np.empty(len(assigned), dtype=SENT)
-    _deal(
-        servers.server, ends - counts, servers.sent_s, servers.adapter, servers.prompt, servers.output, dealt
-    )  # fmt: skip
+    _deal(servers.server, ends - counts, servers.sent_s, servers.adapter, servers.prompt, servers.output, dealt)
     own = np.split(dealt, ends[:-1])
 
     def some(first: int) -> None:
@@ -99,7 +97,7 @@ def _room(servers: Servers, n: int) -> dict[str, Any]:
 
 def _run(
     servers: Servers, room: dict[str, Any], s: int, own: Record, until_s: float, run_until: Callable[..., None]
-) -> None:  # fmt: skip
+) -> None:
     """Run server `s` with its `own` requests, all of which are given to it at the start."""
     n, record = len(own), servers.servers[s]
     record["sentinel"] = len(room["links"]) - record["ring"]

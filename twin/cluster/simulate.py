@@ -185,7 +185,7 @@ def _run(
 
 def _served(
     work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks
-) -> Servers:  # fmt: skip
+) -> Servers:
     """The servers after serving these requests; raises `IncompatibleError` if a closed client was refused."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)

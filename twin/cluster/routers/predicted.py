@@ -154,7 +154,7 @@ def _least(c: Servers, p: Known, s: int, r: int) -> float:
 @njit(**CALLED)
 def _best_word(
     kept: FloatArray, least: FloatArray, floors: FloatArray, held: BitArray, runs: BitArray, k: int, prompt: float
-) -> int:  # fmt: skip
+) -> int:
     """Set `floors`; return the eight servers (a word) with the smallest floor.
 
     held, runs (words,): bits of the servers that may hold the adapter, and of those that have it in their batch. k:
