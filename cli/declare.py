@@ -39,8 +39,7 @@ from packer.errors import InputError
 
 T = TypeVar("T")
 Readers: TypeAlias = "Mapping[str, click.ParamType[Any] | Callable[[str], Any]]"
-FEW_OPTIONS = 12
-"""Largest number of options that a help page lists in one section."""
+FEW_OPTIONS = 12  # Largest number of options that a help page lists in one section.
 
 
 def option(*flags: str, **attributes: Any) -> Any:

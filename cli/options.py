@@ -18,8 +18,7 @@ from packer.progress import Progress
 from packer.words import counted
 
 DEFAULT_PROFILE = "h100-64gb/llama-3.1-8b-instruct"
-LENGTH = click.FloatRange(min=1.0, max=1e7)
-"""A simulated or measured time, s."""
+LENGTH = click.FloatRange(min=1.0, max=1e7)  # A simulated or measured time, s.
 LONGEST_RANGE = 10_000
 REGISTERED = ("objective", "router", "solver")
 REGISTRY = "packer.registry:names"

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
 
-PIPE_WIDTH = 120
-"""Width of output to a file or pipe, columns."""
+PIPE_WIDTH = 120  # Width of output to a file or pipe, columns.
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -60,8 +59,7 @@ def import_meanwhile(*modules: str) -> threading.Thread:
     return thread
 
 
-LONGEST_WORD = 16
-"""Longest word, in characters, that a table never breaks."""
+LONGEST_WORD = 16  # Longest word, in characters, that a table never breaks.
 
 
 class Table(NamedTuple):
@@ -108,8 +106,7 @@ class Judged(NamedTuple):
     holds: bool
 
 
-Part = Table | Judged | str
-"""What is printed: a table, a verdict, or a line."""
+Part = Table | Judged | str  # What is printed: a table, a verdict, or a line.
 
 
 def show(*parts: Part) -> None:
@@ -134,8 +131,7 @@ def show(*parts: Part) -> None:
     out.file.flush()  # a file may be read while the command runs on
 
 
-HANGING = re.compile(r"(.{2,10}? {2,}|- )?")
-"""Prefix of a line before its text: a label and blanks, or a dash."""
+HANGING = re.compile(r"(.{2,10}? {2,}|- )?")  # Prefix of a line before its text: a label and blanks, or a dash.
 
 
 def wrapped(text: str, width: int | None) -> list[str]:

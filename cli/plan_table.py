@@ -158,8 +158,7 @@ def _rooms(plan: packer.Plan) -> Table:
 
 
 SHOWN_ROOMS = 8
-WIDE, NARROW = 100, 72
-"""Terminal widths, columns, from which all figures of a server are shown, or all but one."""
+WIDE, NARROW = 100, 72  # Terminal widths, columns, from which all figures of a server are shown, or all but one.
 
 
 def places(plan: packer.Plan) -> dict[str, dict[int, float]]:
@@ -273,8 +272,7 @@ def _facts(plan: packer.Plan) -> list[str]:
     return lines
 
 
-FOUND = 2
-"""Number of facts that brief output shows for a plan without a decision."""
+FOUND = 2  # Number of facts that brief output shows for a plan without a decision.
 
 
 def _small_print(plan: packer.Plan, *, briefly: bool) -> list[str]:

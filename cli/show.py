@@ -14,8 +14,7 @@ from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_jso
 from packer.errors import IncompatibleError
 from packer.moves import restarted
 
-MOST_MOVES = 20
-"""Largest number of moving adapters in the table."""
+MOST_MOVES = 20  # Largest number of moving adapters in the table.
 
 
 @bundle

@@ -57,8 +57,7 @@ def _warned(as_python: Callable[..., None], message: Warning | str, *about: Any,
         as_python(message, *about, **more)
 
 
-AGAIN_S = 0.05
-"""Time after which a lost interrupt is sent again, s."""
+AGAIN_S = 0.05  # Time after which a lost interrupt is sent again, s.
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from packer.io.shipped import table
 
-BYTES = 2
-"""Bytes of a bf16 weight."""
+BYTES = 2  # Bytes of a bf16 weight.
 
 KINDS = table("packer.fit", "model_kinds.toml")
 
@@ -44,39 +43,27 @@ class ModelDimensions:
     tied: bool
     max_model_len: int
     repository: str | None = None
-    experts: int = 0
-    """Experts of each layer; 0: a dense MLP."""
+    experts: int = 0  # Experts of each layer; 0: a dense MLP.
     experts_per_token: int = 0
-    shared_intermediate: int = 0
-    """Size of the shared expert, which every token uses; 0 without one."""
+    shared_intermediate: int = 0  # Size of the shared expert, which every token uses; 0 without one.
     weight_bits: float = 8.0 * BYTES
     quantization: str | None = None
     biases: bool = False
-    dense_layers: int = 0
-    """Layers of a mixture of experts that have a dense MLP of `dense_intermediate` instead."""
+    dense_layers: int = 0  # Layers of a mixture of experts that have a dense MLP of `dense_intermediate` instead.
     dense_intermediate: int = 0
     window: int = 0
-    windowed_layers: int = 0
-    """Layers whose attention sees the last `window` tokens only."""
+    windowed_layers: int = 0  # Layers whose attention sees the last `window` tokens only.
     state_layers: int = 0
     """Layers without attention (gated delta nets, Mamba), which keep a state of fixed size for each request."""
-    state_in: int = 0
-    """Outputs of the projections into a layer without attention."""
-    state_out: int = 0
-    """Inputs of the projection out of a layer without attention."""
-    state_bytes: float = 0.0
-    """State that a layer without attention keeps for each request."""
-    gated_attention: bool = False
-    """Queries are twice as wide: half of them gate the output (Qwen3-Next)."""
-    kv_rank: int = 0
-    """Rank of compressed keys and values (DeepSeek's MLA, `kv_lora_rank`); 0 without compression."""
+    state_in: int = 0  # Outputs of the projections into a layer without attention.
+    state_out: int = 0  # Inputs of the projection out of a layer without attention.
+    state_bytes: float = 0.0  # State that a layer without attention keeps for each request.
+    gated_attention: bool = False  # Queries are twice as wide: half of them gate the output (Qwen3-Next).
+    kv_rank: int = 0  # Rank of compressed keys and values (DeepSeek's MLA, `kv_lora_rank`); 0 without compression.
     query_rank: int = 0
-    rope_dim: int = 0
-    """Dimension of the part of a key that all heads share (MLA)."""
-    value_dim: int = 0
-    """Dimension of a head's values if it differs from that of its keys (MLA)."""
-    lora_modules: tuple[str, ...] = ()
-    """Modules with LoRA (`LORA_MODULES`); empty: all."""
+    rope_dim: int = 0  # Dimension of the part of a key that all heads share (MLA).
+    value_dim: int = 0  # Dimension of a head's values if it differs from that of its keys (MLA).
+    lora_modules: tuple[str, ...] = ()  # Modules with LoRA (`LORA_MODULES`); empty: all.
 
     @property
     def attention_layers(self) -> int:

@@ -21,10 +21,8 @@ from packer.twin.threads import in_threads
 
 RUNS = 48
 SEED = 2000
-LATE = 11 / 12
-"""Middle of the last sixth of a run, in which `scrape_s` is measured, as a share of the run's duration."""
-FASTEST_CLIENT_REQ_S = 16.0
-"""Offered load above which the durations that a client measures include its own backlog."""
+LATE = 11 / 12  # Middle of the last sixth of a run, in which `scrape_s` is measured, as a share of the run's duration.
+FASTEST_CLIENT_REQ_S = 16.0  # Offered load above which the durations that a client measures include its own backlog.
 TRIED = (
     ("first_use_ms", (0.0, 50.0, 100.0, 150.0, 200.0, 225.0, 250.0, 275.0, 300.0, 350.0)),
     ("output_ms", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)),

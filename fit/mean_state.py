@@ -26,17 +26,12 @@ from packer.twin.threads import in_threads
 
 ROUNDS = 3
 REWEIGHTINGS = 6
-ROBUST_SCALE = 0.03
-"""Relative residual beyond which errors count linearly, not squared."""
-SATURATED_BY_THROUGHPUT = 0.5
-"""Weight of the throughput, against the TPOT, in the error of a starved run's step time."""
-SLOWER = 1.03
-"""Factor on all coefficients in the second simulation of a run, which gives its gain."""
+ROBUST_SCALE = 0.03  # Relative residual beyond which errors count linearly, not squared.
+SATURATED_BY_THROUGHPUT = 0.5  # Weight of the throughput, against the TPOT, in the error of a starved run's step time.
+SLOWER = 1.03  # Factor on all coefficients in the second simulation of a run, which gives its gain.
 LARGEST_GAIN = 5.0
-MICRO_SHARE = 0.25
-"""Total weight of the micro-benchmarks' equations, where the runs' equations weigh 1."""
-CLIENT_LAGS_REQ_S = 100.0
-"""Offered load beyond which a client of one process falls behind: such runs weigh half."""
+MICRO_SHARE = 0.25  # Total weight of the micro-benchmarks' equations, where the runs' equations weigh 1.
+CLIENT_LAGS_REQ_S = 100.0  # Offered load beyond which a client of one process falls behind: such runs weigh half.
 
 
 def gain_of(sim: Run, again: Run) -> float:

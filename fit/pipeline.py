@@ -32,8 +32,7 @@ TERMS = (
 """Terms of the step law that lowered the error on families left out (docs/fidelity.md)."""
 DIGITS = 6
 SEED = 1000
-FOLDS = 8
-"""Maximum number of groups of families that are left out in turn; up to this number, each family is a group."""
+FOLDS = 8  # Maximum number of groups of families that are left out in turn; up to this number, each family is a group.
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,7 @@ from typing import Any
 from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import EXPERTS_ONLY, QUANTIZATIONS, ModelDimensions
 
-GROUP = 128
-"""Weights that share a 16-bit scale if the config of quantised weights gives no group size."""
+GROUP = 128  # Weights that share a 16-bit scale if the config of quantised weights gives no group size.
 
 WEIGHT_BITS = {name: row["bits"] for name, row in QUANTIZATIONS.items() if "bits" in row}
 """Bits of a weight of the linear layers with its share of the scales, by name."""

@@ -18,10 +18,8 @@ from packer.io.tables import Row, csv_rows
 from packer.words import listed
 from packer.workload import SHAREGPT_CORRELATION
 
-MOST_ADAPTERS = 1_000_000
-"""Maximum number of adapters of a run."""
-MOST = 1e15
-"""Maximum of every figure."""
+MOST_ADAPTERS = 1_000_000  # Maximum number of adapters of a run.
+MOST = 1e15  # Maximum of every figure.
 
 
 @reader

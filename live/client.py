@@ -35,23 +35,17 @@ from packer.live.load import KEY, STOPPING, LoadJob, Said, import_aiohttp
 from packer.live.metrics import MAX_PAGE_BYTES, kept
 from packer.live.results import LoadResult
 
-ERROR_TEXT = 160
-"""Characters of a server's error message that are kept."""
-ERROR_BYTES, ERROR_S = 4096, 2.0
-"""Limits on reading a server's error message: bytes, and seconds."""
+ERROR_TEXT = 160  # Characters of a server's error message that are kept.
+ERROR_BYTES, ERROR_S = 4096, 2.0  # Limits on reading a server's error message: bytes, and seconds.
 SILENT_SHARE = 0.5
 """The server counts as hung if no token came in this last share of a run although requests were outstanding."""
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed after this time, before vLLM's front end closes them after 5 s (vllm/envs.py,
 `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`): a request that is sent just then would fail."""
-OPEN_MAX = 10_240
-"""Most open files that macOS allows for certain; it refuses its own hard limit (setrlimit(2))."""
-LOOK_LIMIT_S = 5.0
-"""Time limit of a scrape of /metrics."""
-EXTRA_CHUNKS = 16
-"""A stream with more chunks than requested tokens plus this number fails."""
-END_S = 5.0
-"""A stream that is still open this many seconds after its last token fails."""
+OPEN_MAX = 10_240  # Most open files that macOS allows for certain; it refuses its own hard limit (setrlimit(2)).
+LOOK_LIMIT_S = 5.0  # Time limit of a scrape of /metrics.
+EXTRA_CHUNKS = 16  # A stream with more chunks than requested tokens plus this number fails.
+END_S = 5.0  # A stream that is still open this many seconds after its last token fails.
 
 
 class _Run:

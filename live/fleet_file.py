@@ -164,8 +164,7 @@ def _place(url: str) -> str:
     return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
-MOST_HISTORY = 500
-"""Maximum number of past steps in the state file."""
+MOST_HISTORY = 500  # Maximum number of past steps in the state file.
 
 
 @dataclass(eq=False)

@@ -21,11 +21,9 @@ from packer.live.fleet_file import Host, StepLimits
 from packer.live.launch import filled
 from packer.live.server import get, healthy
 
-PROBE_TOKENS = (10, 11, 12)
-"""A prompt of token ids that every vocabulary has."""
+PROBE_TOKENS = (10, 11, 12)  # A prompt of token ids that every vocabulary has.
 ERROR_TEXT = 200
-AT_ONCE = 16
-"""Maximum number of servers that are queried at the same time."""
+AT_ONCE = 16  # Maximum number of servers that are queried at the same time.
 T = TypeVar("T")
 
 

@@ -24,14 +24,10 @@ from packer.arrival import RequestTrace
 from packer.errors import LiveError, MissingDependencyError
 from packer.live.results import LoadResult, read_result
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-"""Signals that end a run early."""
-KEY = "PACKER_AUTHORIZATION"
-"""Environment variable of the client's process with the server's authorization header."""
-START_GRACE_S = 60.0
-"""Time for the client to start and to write its result, beyond the run itself."""
-WRITE_GRACE_S = 4.0
-"""Time for the client to write its result when the run is ended early; a command ends within 10 s."""
+STOPPING = (signal.SIGTERM, signal.SIGINT)  # Signals that end a run early.
+KEY = "PACKER_AUTHORIZATION"  # Environment variable of the client's process with the server's authorization header.
+START_GRACE_S = 60.0  # Time for the client to start and to write its result, beyond the run itself.
+WRITE_GRACE_S = 4.0  # Time for the client to write its result when the run is ended early; a command ends within 10 s.
 POLL_S = 0.2
 
 

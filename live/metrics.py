@@ -18,10 +18,8 @@ _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
 _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
 _LINE = re.compile(r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-MAX_PAGE_BYTES = 4 << 20
-"""Maximum bytes of a page that a server may send."""
-MAX_KEPT = 100_000
-"""Characters of a page that are kept; vLLM writes some hundred for each engine."""
+MAX_PAGE_BYTES = 4 << 20  # Maximum bytes of a page that a server may send.
+MAX_KEPT = 100_000  # Characters of a page that are kept; vLLM writes some hundred for each engine.
 MAX_FIGURE = 1e18
 
 

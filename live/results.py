@@ -25,10 +25,8 @@ from packer.io.files import MAX_BYTES, atomic_path, read_bytes
 from packer.io.tables import first_line
 from packer.twin.stability import due_share
 
-NOT_SENT, UNFINISHED, COMPLETED, FAILED = range(4)
-"""States of a request."""
-FAULTY_SHARE = 0.05
-"""A server that fails a larger share of the requests sent is not evaluated."""
+NOT_SENT, UNFINISHED, COMPLETED, FAILED = range(4)  # States of a request.
+FAULTY_SHARE = 0.05  # A server that fails a larger share of the requests sent is not evaluated.
 
 
 @dataclass(frozen=True, eq=False)

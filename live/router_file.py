@@ -17,8 +17,7 @@ from packer.live.fleet_file import LiveFleet
 from packer.live.host import ShellCommand
 from packer.plan import Plan
 
-Routes = Mapping[str, Mapping[int, float]]
-"""For each adapter the share of its requests by server."""
+Routes = Mapping[str, Mapping[int, float]]  # For each adapter the share of its requests by server.
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,7 @@ from packer.arrays import BoolArray, FloatArray
 from packer.errors import FileFormatError, reader
 from packer.io.files import read_text
 
-MAX_PERIOD_MS = 2_000.0
-"""Maximum time of a step; longer gaps are pauses of the machine."""
+MAX_PERIOD_MS = 2_000.0  # Maximum time of a step; longer gaps are pauses of the machine.
 
 
 @dataclass(frozen=True, eq=False)

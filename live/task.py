@@ -14,8 +14,7 @@ from packer.live.step_log import Steps
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
 
-BASE = "base"
-"""Name of the base model on servers started here; adapters of rank 0 in a workload are requests to it."""
+BASE = "base"  # Name of the base model on servers started here; adapters of rank 0 in a workload are requests to it.
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ COMPARED = (
 SMAPE_OF = COMPARED[:5]
 FROM_METRICS = COMPARED[5:-1]
 """Figures that every server has on its /metrics page; the hit rate is absent if nothing was looked up."""
-LOOK_S = 0.5
-"""Seconds between the main thread's checks for an interrupt."""
+LOOK_S = 0.5  # Seconds between the main thread's checks for an interrupt.
 
 
 def difference(predicted: float | None, measured: float | None) -> float | None:

@@ -33,8 +33,7 @@ FIGURES = (
     "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms",
 )  # fmt: skip
 """Figures that both sides have, by the names of `vllm bench serve`."""
-MOST_TIMES = 20.0
-"""The simulation of a prediction may last this many times as long as the benchmark."""
+MOST_TIMES = 20.0  # The simulation of a prediction may last this many times as long as the benchmark.
 SHORTEST_S = 60.0
 
 

@@ -24,13 +24,11 @@ from packer.twin.simulate import simulate
 from packer.words import counted, listed
 from packer.workload import Workload
 
-STEP = 1.05
-"""Ratio of successive loads that are tried."""
+STEP = 1.05  # Ratio of successive loads that are tried.
 SPAN_S, MOST_REQUESTS = 1200.0, 30_000
 """Simulated time of a server, which is shorter if this number of requests takes less time."""
 MOST_STEPS = 60
-NEARLY = 0.15
-"""A load that differs by less than this share from the simulated one needs no new simulation."""
+NEARLY = 0.15  # A load that differs by less than this share from the simulated one needs no new simulation.
 
 
 class Left(NamedTuple):

@@ -40,8 +40,7 @@ SHOWN = (
 """Figures of a server in the JSON result."""
 MORE_HOURS = 13
 """Number of hours that show whether breaks are rare, if one of the first hours breaks the limits of a plan."""
-RARE = 2
-"""Number of these hours that may break the limits."""
+RARE = 2  # Number of these hours that may break the limits.
 
 
 class Worst(NamedTuple):

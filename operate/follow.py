@@ -27,8 +27,7 @@ from packer.words import counted
 from packer.workload import Workload
 
 After = Callable[[list[Decision]], None]
-MOST_LOG = 1000
-"""Number of decisions that are kept for the page."""
+MOST_LOG = 1000  # Number of decisions that are kept for the page.
 
 
 @dataclass(eq=False)

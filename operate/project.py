@@ -36,8 +36,7 @@ RULES = (
 """Settings that an estimate does not depend on."""
 
 
-USUAL_RANK = 8
-"""Rank of the slot with which a server must start if the fleet is not known, or has no adapters."""
+USUAL_RANK = 8  # Rank of the slot with which a server must start if the fleet is not known, or has no adapters.
 
 
 def profile_for(model: str, gpu: str, settings: Mapping[str, Any], rank: int = 0) -> Profile:

@@ -32,11 +32,9 @@ from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
 from packer.workload import Workload
 
-MARGIN = 0.0
-"""Margin of hindsight, which knows the rates of each hour."""
+MARGIN = 0.0  # Margin of hindsight, which knows the rates of each hour.
 MOST_REPLICAS = 4
-LAST = 0.01
-"""The last hour is left out if the trace covers less than this share of it."""
+LAST = 0.01  # The last hour is left out if the trace covers less than this share of it.
 RULES = table("packer.operate", "rules.toml")
 """Autoscaling rules: the metric that each follows, its target for each server, and its source."""
 

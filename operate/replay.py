@@ -26,8 +26,7 @@ from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
 from packer.workload import Workload
 
-LATE_S = 600.0
-"""Time that servers have to drain after the day, s."""
+LATE_S = 600.0  # Time that servers have to drain after the day, s.
 
 
 @dataclass(frozen=True, eq=False)

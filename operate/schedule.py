@@ -35,8 +35,7 @@ from packer.twin.hours import Hours, merged
 from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
-MOVE_COST_S = 10.0
-"""Cost of moving an adapter to a server that did not hold it, in GPU-seconds."""
+MOVE_COST_S = 10.0  # Cost of moving an adapter to a server that did not hold it, in GPU-seconds.
 
 
 def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:

@@ -19,10 +19,8 @@ from packer.traces.trace import Trace
 from packer.workload import Workload
 
 Loads = Mapping[str, npt.NDArray[np.float64]]
-DEFAULT_ADAPTERS = 200
-"""Number of adapters to assign requests to, if a trace names none."""
-DEFAULT_RANKS = (8, 16, 32)
-"""Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed."""
+DEFAULT_ADAPTERS = 200  # Number of adapters to assign requests to, if a trace names none.
+DEFAULT_RANKS = (8, 16, 32)  # Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed.
 
 
 @dataclass(frozen=True)

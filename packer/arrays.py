@@ -13,10 +13,8 @@ Float32Array = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.int8]
-PART = 2**18
-"""Number of rows of a part in `in_parts`."""
-Record = Any
-"""A record or an array of records: NumPy's types do not know the names of their fields."""
+PART = 2**18  # Number of rows of a part in `in_parts`.
+Record = Any  # A record or an array of records: NumPy's types do not know the names of their fields.
 
 
 def record(*fields: Any) -> Any:

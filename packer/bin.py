@@ -20,8 +20,7 @@ from packer.workload import Workload
 indices = Memo[tuple[int, ...], npt.NDArray[np.int64]](lambda adapters: np.array(adapters, dtype=np.int64))
 """A set of adapters as an array, int64 (n,), memoised because searches try the same set with several `max_loras`."""
 
-whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)
-"""Shares of n adapters that send all of their requests to one bin."""
+whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)  # Shares of n adapters that send all of their requests to one bin.
 
 
 @dataclass(frozen=True, slots=True)

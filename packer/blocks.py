@@ -13,10 +13,8 @@ from packer.arrays import BoolArray, IntArray, own
 from packer.errors import ValidationError
 from packer.public import checked
 
-FIRST_BLOCK = -1
-"""Stands for the predecessor of a request's first block."""
-COMPACT = 4
-"""Ids are checked with a table if all are below `COMPACT` × the number of ids; otherwise they are sorted."""
+FIRST_BLOCK = -1  # Stands for the predecessor of a request's first block.
+COMPACT = 4  # Ids are checked with a table if all are below `COMPACT` × the number of ids; otherwise they are sorted.
 
 
 def apart(parts: Sequence[IntArray]) -> list[IntArray]:

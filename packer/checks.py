@@ -18,8 +18,7 @@ SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 LONGEST_NAME = 256
-MOST_COUNT = 10**8
-"""Largest accepted count in a profile."""
+MOST_COUNT = 10**8  # Largest accepted count in a profile.
 
 
 def name(what: str, value: object) -> str:

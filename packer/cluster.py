@@ -20,8 +20,7 @@ from packer.public import check_fields, checked
 from packer.settings import MAX_LORAS
 from packer.strategies import Engine
 
-MOST_SERVERS = 1_000_000
-"""Largest number of servers in a cluster."""
+MOST_SERVERS = 1_000_000  # Largest number of servers in a cluster.
 
 
 @dataclass(frozen=True)

@@ -204,5 +204,4 @@ SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok
 WHOLE_GOAL: Mapping[str, float] = {"slo_used": 1.0}
 """Limits of servers that are held to all limits of their fleet's goal."""
 
-FLAGS = ("starved", "memory_error", "stable")
-"""Figures that are true or false."""
+FLAGS = ("starved", "memory_error", "stable")  # Figures that are true or false.

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-SCHEMA = 1
-"""Version of the canonical form; raised when a field's default, or the meaning of a field, changes."""
+SCHEMA = 1  # Version of the canonical form; raised when a field's default, or the meaning of a field, changes.
 
 
 def fingerprint(**parts: object) -> str:

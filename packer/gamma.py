@@ -9,8 +9,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 
-Z_MAX = 8.0
-"""Largest absolute standard-normal score."""
+Z_MAX = 8.0  # Largest absolute standard-normal score.
 SHAPES = (0.1, 1e4)
 """Shapes in this range use a Chebyshev series of `NODES` terms: the error is at most 3e-8, usually 1e-12, and the sums
 converge. For other shapes SciPy is used."""

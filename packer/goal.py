@@ -31,17 +31,13 @@ Level = Literal["request", "adapter", "server"]
 STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 """Quantile of each statistic; NaN for the mean."""
 METRICS = ("ttft", "itl", "tpot", "e2e")
-OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")
-"""Keys of limits on each request."""
+OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")  # Keys of limits on each request.
 OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
 """Keys of limits on a statistic of many requests."""
-KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))
-"""Every key of a goal."""
-SPELLINGS = {"latency_ms": "e2e_ms"}
-"""Alternative names of keys, used in cluster files."""
+KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))  # Every key of a goal.
+SPELLINGS = {"latency_ms": "e2e_ms"}  # Alternative names of keys, used in cluster files.
 SHARES = ("adapter_share", "request_share")
-MOST_KINDS = 4
-"""Largest number of kinds of limits that `Goal.order` distinguishes."""
+MOST_KINDS = 4  # Largest number of kinds of limits that `Goal.order` distinguishes.
 
 
 def level(key: str) -> Level:
@@ -322,8 +318,7 @@ class Goal:
         return "; ".join(parts) or "no latency limits"
 
 
-GoalLike = Goal | str | Mapping[str, float]
-"""What functions accept as a goal (`Goal.changed_by`)."""
+GoalLike = Goal | str | Mapping[str, float]  # What functions accept as a goal (`Goal.changed_by`).
 
 
 def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
@@ -357,5 +352,4 @@ def _number(text: str) -> float:
         return text  # type: ignore[return-value]
 
 
-Slo = Goal
-"""Alias of `Goal`."""
+Slo = Goal  # Alias of `Goal`.

@@ -37,8 +37,7 @@ class GpuKind:
             checks.integer(f"the GPUs at hand for {self.profile.name}", self.available, low=0)
 
 
-Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]
-"""Types in which planning accepts the kinds of server."""
+Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]  # Types in which planning accepts the kinds of server.
 
 
 def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:

@@ -11,8 +11,7 @@ from packer.arrays import FloatArray, IntArray
 
 HYBRID = (0, 9)
 """Version of vLLM, 0.9.1, from which layers with a window drop tokens; before, all layers keep all tokens."""
-MOST_SHARE = 0.999
-"""Largest share of a token's KV cache in layers with a window."""
+MOST_SHARE = 0.999  # Largest share of a token's KV cache in layers with a window.
 
 
 @dataclass(frozen=True, slots=True)

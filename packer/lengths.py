@@ -20,17 +20,14 @@ from packer.public import checked
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
-MAX_TOKENS = 10**9
-"""Largest accepted length of a request, tokens."""
-MIN_CV = 1e-4
-"""Smallest cv other than 0: below it a gamma quantile can't be computed."""
+MAX_TOKENS = 10**9  # Largest accepted length of a request, tokens.
+MIN_CV = 1e-4  # Smallest cv other than 0: below it a gamma quantile can't be computed.
 
 _SMALL_SHIFT = 0.002
 _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
-_TABLES = 512
-"""Largest number of quantile tables that are concatenated at once, or cached: 16 MB."""
+_TABLES = 512  # Largest number of quantile tables that are concatenated at once, or cached: 16 MB.
 _GAMMA: dict[float, FloatArray] = {}
 """Quantiles of gamma distributions with mean 1 on the grid, by cv; at most `_TABLES` entries."""
 

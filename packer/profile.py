@@ -30,8 +30,7 @@ WEIGHTS = "weights"
 """Provenance key that names the weights a server needs, if they are not those of `ModelSpec.repository`."""
 RANK_1 = (0, 12)
 """First version that takes `--max-lora-rank 1` in each release (vllm/config/lora.py; 0.11.1, not 0.11.0)."""
-ONE_TOKENIZER = (0, 11)
-"""First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078)."""
+ONE_TOKENIZER = (0, 11)  # First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078).
 
 
 @dataclass(frozen=True, slots=True)

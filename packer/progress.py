@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total); total 0 means unknown."""
+Progress = Callable[[str, int, int], None]  # Called with (what, done, total); total 0 means unknown.
 
 
 def silent(_what: str, _done: int, _total: int) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEVELS = tuple(round(1.08**k, 4) for k in range(19))
-"""Factors on the rates at which room to grow is evaluated."""
+LEVELS = tuple(round(1.08**k, 4) for k in range(19))  # Factors on the rates at which room to grow is evaluated.
 
 
 @dataclass(frozen=True, slots=True)

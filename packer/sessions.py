@@ -8,10 +8,8 @@ from packer import checks
 from packer.lengths import MAX_TOKENS
 from packer.public import checked
 
-FIRST_TOKEN_S = 0.5
-"""TTFT that a session expects of each answer, s."""
-PER_TOKEN_S = 0.03
-"""Time per output token that a session expects, s."""
+FIRST_TOKEN_S = 0.5  # TTFT that a session expects of each answer, s.
+PER_TOKEN_S = 0.03  # Time per output token that a session expects, s.
 MAX_TURNS = 1000.0
 MAX_THINK_S = 86_400.0
 

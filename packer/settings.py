@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from packer import checks
 
-MAX_LORAS = 100_000
-"""Largest `max_loras` that is accepted."""
+MAX_LORAS = 100_000  # Largest `max_loras` that is accepted.
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,7 @@ class Apart:
     job: Frontier
     _known: dict[tuple[int, int], Group] = field(default_factory=dict)
     """Groups by the index of their first kind of adapter and of the kind after their last one."""
-    _held: tuple[int, int] = (0, 0)
-    """The numbers of kept hours and of adapter parts for which `_known` was computed."""
+    _held: tuple[int, int] = (0, 0)  # The numbers of kept hours and of adapter parts for which `_known` was computed.
 
     def on(self, n: int) -> Iterator[list[Bin]]:
         """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""

@@ -7,12 +7,9 @@ from collections.abc import Callable, Sequence
 
 from packer.twin.hours import FRESH_HOURS, ServerHour
 
-ONE_IN = 5_000
-"""One adapter-hour in this number may exceed its limits by chance."""
-HOURS = 12
-"""Maximum number of hours to examine. In all of them together one adapter-hour may always exceed its limits."""
-MOST = 2.0
-"""A server that uses more than this multiple of its limits does not break them by chance alone."""
+ONE_IN = 5_000  # One adapter-hour in this number may exceed its limits by chance.
+HOURS = 12  # Maximum number of hours to examine. In all of them together one adapter-hour may always exceed its limits.
+MOST = 2.0  # A server that uses more than this multiple of its limits does not break them by chance alone.
 
 
 def beyond(hours: Sequence[ServerHour]) -> float:

@@ -34,8 +34,7 @@ class PlanFigures:
     mean_itl_ms: float
     starved: int
     memory_errors: int
-    late: int = 0
-    """Servers that serve their load with a mean TTFT beyond the fleet's limit."""
+    late: int = 0  # Servers that serve their load with a mean TTFT beyond the fleet's limit.
 
     @classmethod
     def of(cls, source: str, workload: Workload, bins: Sequence[Bin], found: Evaluations) -> PlanFigures:

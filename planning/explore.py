@@ -35,15 +35,12 @@ from packer.twin.engine_rules import caches_prefixes
 from packer.words import counted
 from packer.workload import Workload
 
-GAIN = 0.1
-"""One more GPU must lower the p95 TTFT or the ITL by this share to be a gain."""
+GAIN = 0.1  # One more GPU must lower the p95 TTFT or the ITL by this share to be a gain.
 MOST_POINTS = 12
-FAR = 2.0
-"""After an even split that uses more than this multiple of its limits, only more even splits are tried."""
+FAR = 2.0  # After an even split that uses more than this multiple of its limits, only more even splits are tried.
 MANY = 8
 """If so many servers are too few, the search goes on with the fewest on which splits may do, not with one more."""
-WIDE = 100
-"""With more adapters per server than this, even splits are tried before the solvers' plans."""
+WIDE = 100  # With more adapters per server than this, even splits are tried before the solvers' plans.
 SOLVERS = ("spread-refined", "spread")
 """Solvers that propose which adapters share a GPU. The next solver is tried if a proposal breaks the limits."""
 
@@ -70,14 +67,12 @@ class Frontier(Clock, Conditions):
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""
     _begun: set[int] = field(default_factory=set, init=False)
-    _slots: int = field(default=SLOTS, init=False)
-    """Slots of the last even split that was found to keep the limits."""
+    _slots: int = field(default=SLOTS, init=False)  # Slots of the last even split that was found to keep the limits.
     fewest: int = field(default=1, init=False)
     """Fewest servers on which nothing starves, by the trees. On fewer, one proposal is enough if the twin agrees."""
     tight: float = field(default=TIGHT, init=False)
     """Try more slots for servers that use more than this share of their limits."""
-    sets: int = field(default=0, init=False)
-    """Number of the next set of fresh hours."""
+    sets: int = field(default=0, init=False)  # Number of the next set of fresh hours.
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()

@@ -26,14 +26,10 @@ from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
 from packer.workload import Workload
 
-REPAIRS = 3
-"""Maximum rounds of moving adapters from servers that do not hold to servers that do."""
-EXCHANGES = 24
-"""Number of exchanges of two adapters that are tried for a server that does not hold."""
-COARSE = 40
-"""With more adapters per server than this, no adapters are exchanged: servers give light ones away instead."""
-Held: TypeAlias = Mapping[int, float]
-"""Adapters of a server, with the share of their requests that it gets."""
+REPAIRS = 3  # Maximum rounds of moving adapters from servers that do not hold to servers that do.
+EXCHANGES = 24  # Number of exchanges of two adapters that are tried for a server that does not hold.
+COARSE = 40  # With more adapters per server than this, no adapters are exchanged: servers give light ones away instead.
+Held: TypeAlias = Mapping[int, float]  # Adapters of a server, with the share of their requests that it gets.
 
 
 def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:

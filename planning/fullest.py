@@ -23,18 +23,13 @@ from packer.solvers.order import golden
 from packer.twin.hours import Hours
 from packer.workload import Workload
 
-WORTH_GPUS = 5
-"""Plans with fewer GPUs get no such estimate, which takes as long as three to five more servers."""
+WORTH_GPUS = 5  # Plans with fewer GPUs get no such estimate, which takes as long as three to five more servers.
 WORTH_FRESH_GPUS = 10
 """Below this, full servers are not simulated in the fresh hours that confirmed the plan: that takes half a second."""
-STEP = 1.02
-"""Ratio of successive loads: the load that breaks the goal is at most this factor above one that keeps it."""
-LEAST, MOST = -12, 20
-"""Steps from the load of a server of the plan: from 0.79 to 1.49 of it."""
-SAMPLES = 3
-"""Sample servers of each rank. The weakest decides, because every server of a plan must keep the goal."""
-MANY = 1 << 20
-"""More slots than a server has adapters: each adapter gets a slot."""
+STEP = 1.02  # Ratio of successive loads: the load that breaks the goal is at most this factor above one that keeps it.
+LEAST, MOST = -12, 20  # Steps from the load of a server of the plan: from 0.79 to 1.49 of it.
+SAMPLES = 3  # Sample servers of each rank. The weakest decides, because every server of a plan must keep the goal.
+MANY = 1 << 20  # More slots than a server has adapters: each adapter gets a slot.
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 
 
@@ -115,8 +110,7 @@ class _Sample:
         self.hours = Hours(job.seed, job.over)
         self.slots = MANY if full.max_loras >= len(full.adapters) else full.max_loras
         self.full_tok_s = full.offered_tok_s(job.workload)
-        self.broken = LEAST
-        """The lowest step found so far at which the server breaks the goal."""
+        self.broken = LEAST  # The lowest step found so far at which the server breaks the goal.
         self._fleets: dict[int, Workload] = {}
 
     def tok_s(self, step: int) -> float:

@@ -40,16 +40,11 @@ adapters and may break by chance. If none of 12 breaks its limits, less than 22 
 95 % (0.78^12 = 0.05)."""
 NEARLY = 0.95
 """Share of its limits from which a server may break them by the differences between hours of the same load."""
-TIGHTEST = 4
-"""Number of servers near their limits that are simulated in `HOURS` fresh hours."""
-FURTHER = 100
-"""First number of the hours that tell whether a plan breaks its limits by chance."""
-MANY = 1_000
-"""Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this."""
-STARVING = 1e3
-"""A server that starves or queues counts as using at least this multiple of its limits."""
-AT_ONCE = 2
-"""Number of servers of a plan that are judged at a time."""
+TIGHTEST = 4  # Number of servers near their limits that are simulated in `HOURS` fresh hours.
+FURTHER = 100  # First number of the hours that tell whether a plan breaks its limits by chance.
+MANY = 1_000  # Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this.
+STARVING = 1e3  # A server that starves or queues counts as using at least this multiple of its limits.
+AT_ONCE = 2  # Number of servers of a plan that are judged at a time.
 FAR_BEYOND = 8.0
 """An hour ends once the server certainly uses more than this multiple of its limits. The later that is certain, the
 less the server counts as using."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class LimitsApart(Apart):
     """Groups of adapters of similar limits, each planned as a fleet of its own."""
 
-    _jobs: dict[int, Frontier] = field(default_factory=dict)
-    """The search of each group, by its id."""
+    _jobs: dict[int, Frontier] = field(default_factory=dict)  # The search of each group, by its id.
     _on_fewer: dict[tuple[int, int, int], IntArray | None] = field(default_factory=dict)
     """Results of `_fewer`, by the id and the servers of the group, and the number of kept hours."""
 

@@ -18,8 +18,7 @@ from packer.solvers.candidates import neighbours
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
 
-STEPS = 5
-"""The share of the load that all servers but one can carry is found to one part in 2^STEPS."""
+STEPS = 5  # The share of the load that all servers but one can carry is found to one part in 2^STEPS.
 
 
 @dataclass(frozen=True)

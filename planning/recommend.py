@@ -35,10 +35,8 @@ from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
 UNCONFIRMED = "The search ended before fresh hours were simulated, which may take more GPUs: a longer --time-limit."
-ROUNDS = 6
-"""Maximum number of times that a set of fresh hours is simulated, each time a new set."""
-BEYOND_SERVERS = 5
-"""Plans with more GPUs than needed are made until their servers add up to this number."""
+ROUNDS = 6  # Maximum number of times that a set of fresh hours is simulated, each time a new set.
+BEYOND_SERVERS = 5  # Plans with more GPUs than needed are made until their servers add up to this number.
 
 
 @public
@@ -152,15 +150,13 @@ class Deployment:
     max_gpus: int | None = None
     running: tuple[Bin, ...] = ()
     beyond: float = BEYOND_SERVERS
-    first: int | None = field(init=False, default=None)
-    """Fewest servers that keep the goal in all hours so far."""
+    first: int | None = field(init=False, default=None)  # Fewest servers that keep the goal in all hours so far.
     least: int | None = field(init=False, default=None)
     """Fewer servers are not tried, because fresh hours broke their plan."""
     verified: tuple[Bin, ...] = field(init=False, default=())
     """Servers that fresh hours confirmed, kept while fewer servers are tried."""
     widens = banded = True
-    told: str = field(init=False, default="")
-    """The text of the decision that follows the servers."""
+    told: str = field(init=False, default="")  # The text of the decision that follows the servers.
 
     def __post_init__(self) -> None:
         self.workload, self.hours, self.over = self.job.workload, self.job.hours, self.job.over

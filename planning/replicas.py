@@ -24,12 +24,9 @@ from packer.search import fewest
 from packer.solvers.candidates import most_slots_of, slot_ranks
 from packer.workload import Workload
 
-MOST_REPLICAS = 64
-"""Default maximum number of parts of an adapter whose load takes fewer."""
-MOST_SPLIT = 1_024
-"""Default maximum number of parts of any adapter."""
-SPARE_PARTS = 8
-"""Default maximum number of parts, as a multiple of those that the load takes (`least_parts`)."""
+MOST_REPLICAS = 64  # Default maximum number of parts of an adapter whose load takes fewer.
+MOST_SPLIT = 1_024  # Default maximum number of parts of any adapter.
+SPARE_PARTS = 8  # Default maximum number of parts, as a multiple of those that the load takes (`least_parts`).
 
 
 def part(fleet: Workload, profile: Profile, i: int, parts: int) -> Bin:

@@ -16,8 +16,7 @@ from packer.twin.hours import TOGETHER, Hours, of_hours, with_adapters
 from packer.twin.threads import in_threads
 from packer.workload import Workload
 
-LITTLE = 1.25
-"""Try more slots for a server that its slots limit and whose rates may grow by less than this factor."""
+LITTLE = 1.25  # Try more slots for a server that its slots limit and whose rates may grow by less than this factor.
 
 
 def with_slots(

@@ -22,19 +22,13 @@ from packer.twin.override import with_engine
 from packer.words import counted
 from packer.workload import Workload
 
-SHARES = (0.99, 0.95)
-"""Weaker goals: shares of the adapters that must keep their limits."""
-LONGER = 2.5
-"""Weaker goal: a TTFT limit that is wider by this factor."""
+SHARES = (0.99, 0.95)  # Weaker goals: shares of the adapters that must keep their limits.
+LONGER = 2.5  # Weaker goal: a TTFT limit that is wider by this factor.
 AFTER_START = "all but the first minutes after a start"
-SAVED = 0.1
-"""Share of the GPUs that a weaker goal must save to be named."""
-FULL = 0.75
-"""Share of the slots with which a server starts, from which on it has no room for many more."""
-LONG = 4.0
-"""Standard-normal score of long requests: one of 30,000 is longer."""
-SPAN_S = 900.0
-"""The minutes in which requests were late are shown if they span at most this time."""
+SAVED = 0.1  # Share of the GPUs that a weaker goal must save to be named.
+FULL = 0.75  # Share of the slots with which a server starts, from which on it has no room for many more.
+LONG = 4.0  # Standard-normal score of long requests: one of 30,000 is longer.
+SPAN_S = 900.0  # The minutes in which requests were late are shown if they span at most this time.
 
 
 def latency(value_ms: float) -> str:

@@ -39,14 +39,12 @@ from packer.twin.margin import HARDENING_STEP, HARDENING_STEPS
 from packer.words import listed
 from packer.workload import Workload
 
-ESTIMATED_GPUS = 32
-"""Larger plans of the default predictor get no estimate of the GPUs needed: it would take seconds."""
+ESTIMATED_GPUS = 32  # Larger plans of the default predictor get no estimate of the GPUs needed: it would take seconds.
 
 GOAL_ADAPTERS = 2_000
 """With more adapters, a plan with too few GPUs for the goal does not say how many suffice: that takes as long again."""
 
-SEARCHED = 0.7
-"""Share of the time limit for the search; the rest is for verifying and explaining the plan."""
+SEARCHED = 0.7  # Share of the time limit for the search; the rest is for verifying and explaining the plan.
 
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
@@ -209,8 +207,7 @@ class SolverTask:
     with_headroom: bool
     within: dict[str, Any] = field(init=False, default_factory=dict)
     """An objective that keeps the fleet's goal, and the GPUs that it takes, if `look_around` found one."""
-    first: Plan = field(init=False)
-    """The plan of the first search, which is returned if no plan is confirmed."""
+    first: Plan = field(init=False)  # The plan of the first search, which is returned if no plan is confirmed.
 
     def __post_init__(self) -> None:
         problem, goal = self.problem, self.problem.objective

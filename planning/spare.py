@@ -19,12 +19,9 @@ from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
 from packer.words import counted
 
-MORE = 4
-"""The search ends at this multiple of the servers of the plan without a spare server, plus one."""
-LEAST_APART = 4
-"""Fewest servers with classes apart: two groups, each with a spare server."""
-APART = 0.5
-"""Share of the time left for servers of which each has classes with similar limits only."""
+MORE = 4  # The search ends at this multiple of the servers of the plan without a spare server, plus one.
+LEAST_APART = 4  # Fewest servers with classes apart: two groups, each with a spare server.
+APART = 0.5  # Share of the time left for servers of which each has classes with similar limits only.
 
 
 def with_spare(problem: Problem, plan: Plan) -> Plan:

@@ -14,8 +14,7 @@ from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.order import exchanged, levelled
 from packer.workload import Workload
 
-SLOTS = 48
-"""Initial number of slots of each server."""
+SLOTS = 48  # Initial number of slots of each server.
 EVENER = 0.005
 """A split is worth trying, after one that failed, if its fullest server has less load by at least this share."""
 

@@ -21,8 +21,7 @@ from packer.twin.until_clear import HARD_LIMIT
 from packer.twin.watch import BrokenError
 from packer.workload import Workload
 
-BEYOND = 4
-"""A server certainly starves with this multiple of the load that any server can serve."""
+BEYOND = 4  # A server certainly starves with this multiple of the load that any server can serve.
 
 
 def servers_by_load(fleet: Workload, profile: Profile) -> int:

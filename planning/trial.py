@@ -10,8 +10,7 @@ from packer.bin import Bin
 from packer.planning.kept import FAR_BEYOND, KeptHours
 from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
 
-AT_ONCE = 4
-"""Number of servers that are simulated at a time to find one that breaks its limits."""
+AT_ONCE = 4  # Number of servers that are simulated at a time to find one that breaks its limits.
 
 
 @dataclass(eq=False)
@@ -28,8 +27,7 @@ class Trial:
     tight: float = TIGHT
     best: list[Bin] = field(default_factory=list)
     holds: bool = False
-    tried: list[Sequence[Bin]] = field(default_factory=list)
-    """Proposals that break the limits, with their slots."""
+    tried: list[Sequence[Bin]] = field(default_factory=list)  # Proposals that break the limits, with their slots.
     _worst: float = 1.0
     """Share of its limits that the best proposal's worst server uses in the first hour, 1 below `FAR_BEYOND`."""
     _cost: float = math.inf

@@ -18,8 +18,7 @@ from packer.public import public
 from packer.strategies import Predictor, TwinBased
 from packer.workload import Workload
 
-SHARES = ("starvation_probability", "slo_attainment")
-"""Figures that lie in [0, 1]."""
+SHARES = ("starvation_probability", "slo_attainment")  # Figures that lie in [0, 1].
 
 
 @public

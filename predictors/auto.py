@@ -57,10 +57,8 @@ class AutoPredictor:
         self.low, self.high = low, high
         self.guesses_bursty = guesses_bursty
         self._as_learned = {each: Memo(partial(_independent, cached=each)) for each in (False, True)}
-        self.requested = 0
-        """Number of bins evaluated so far."""
-        self.left_to_twin = 0
-        """Number of these bins that the twin evaluated."""
+        self.requested = 0  # Number of bins evaluated so far.
+        self.left_to_twin = 0  # Number of these bins that the twin evaluated.
 
     @classmethod
     def for_profile(cls, profile: Profile, *, seed: int = 0) -> AutoPredictor:

@@ -23,8 +23,7 @@ from packer.twin.until_clear import evaluate_until_clear
 
 PART_ROWS = 32
 _WATCH = "packer-watch-parent"
-MAX_OUTSTANDING = 26_800
-"""Maximum number of outstanding requests, as in the client of the measured runs."""
+MAX_OUTSTANDING = 26_800  # Maximum number of outstanding requests, as in the client of the measured runs.
 
 Backend = Literal["processes", "ray"]
 

@@ -25,8 +25,7 @@ FORMAT = "packer dataset 3"
 """Incremented also when a seed gives other scenarios, so that files of different scenarios are not mixed."""
 MAX_ROWS = 4_000_000
 TTFT_LABELS = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
-SHARES = ("served_share", "stable")
-"""Labels between 0 and 1."""
+SHARES = ("served_share", "stable")  # Labels between 0 and 1.
 LABELS = (*SHARES, "mean_itl_ms", "p99_itl_ms", "mean_tpot_ms", *TTFT_LABELS)
 
 

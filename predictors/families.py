@@ -12,10 +12,8 @@ from packer.arrays import Float32Array, FloatArray
 from packer.predictors.ensemble import Ensemble
 from packer.predictors.store import Model
 
-BLOCK = 1024
-"""Rows evaluated at a time, so that the table of distances to all support vectors stays small."""
-CLOSEST = 1e-6
-"""Added to every distance, so that a point at distance 0 has a finite weight."""
+BLOCK = 1024  # Rows evaluated at a time, so that the table of distances to all support vectors stays small.
+CLOSEST = 1e-6  # Added to every distance, so that a point at distance 0 has a finite weight.
 
 
 @dataclass(frozen=True)

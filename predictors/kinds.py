@@ -150,8 +150,7 @@ def kind_of(name: str) -> ModelKind:
     return KINDS[name]()
 
 
-PENALTY = 0.003
-"""Relative growth of the error that is accepted for each rule less."""
+PENALTY = 0.003  # Relative growth of the error that is accepted for each rule less.
 FOLDS = 3
 MIN_LEAVES = (5, 20)
 TEACHERS = 40

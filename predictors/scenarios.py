@@ -29,15 +29,12 @@ RATES = (3.2, 1.6, 0.8, 0.4, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
 COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 """The grid of arXiv 2602.24044, Appendix B: three of `SIZES`, three of `RATES`, adapters and max_loras of `COUNTS`."""
 
-RANKS = (8, 16, 32, 64, 128)
-"""Ranks of adapters outside the grid."""
+RANKS = (8, 16, 32, 64, 128)  # Ranks of adapters outside the grid.
 MOST_OVERLOADED = 20.0
-SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}
-"""Shares of the families in a dataset."""
+SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}  # Shares of the families in a dataset.
 LARGE = (512.0, 4096.0)
 """Minimum and maximum adapters of servers of the family `large`; other mixtures have at most the minimum."""
-FEWEST_SLOTS = 4
-"""Minimum slots of the family `large`, if this number fits into memory."""
+FEWEST_SLOTS = 4  # Minimum slots of the family `large`, if this number fits into memory.
 _TRIES = 200
 _DIMENSIONS = 14
 

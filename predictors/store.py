@@ -32,8 +32,7 @@ from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
 
 MAGIC = b"packer predictor 1"
-MAX_ARRAY_BYTES = 2**28
-"""Maximum total bytes of the arrays of a model; shipped models have less than 2 MB."""
+MAX_ARRAY_BYTES = 2**28  # Maximum total bytes of the arrays of a model; shipped models have less than 2 MB.
 
 _LZMA_MEMORY_BYTES = 2**26
 
@@ -174,8 +173,7 @@ def _arrays(entries: Sequence[_Array], packed: bytes) -> dict[str, npt.NDArray[A
 
 
 PACKAGE = "packer.predictors.models"
-KINDS = ("forest", "boosting", "tree")
-"""Kinds that are shipped; "svm" and "knn" can be trained."""
+KINDS = ("forest", "boosting", "tree")  # Kinds that are shipped; "svm" and "knn" can be trained.
 
 
 def file_name(kind: str, profile_name: str) -> str:

@@ -90,5 +90,4 @@ def _leaves(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
 
 evaluate_bins = Tiered(evaluate, {walk_one: _leaves})
 """`evaluate`; a call with few bins runs as Python until the kernel is compiled."""
-SHORT = 64
-"""Maximum number of bins that take less time as Python than compiling does."""
+SHORT = 64  # Maximum number of bins that take less time as Python than compiling does.

@@ -39,8 +39,7 @@ DARK = Theme(ground="#14171c", ink="#e6e8eb", grid="#2f353d", faint="#9aa4af")
 
 Axis = Literal["x", "y"]
 SUFFIXES = (".html", ".png", ".svg")
-Values = Sequence[float] | npt.NDArray[Any]
-"""Numbers of a series; kept as a tuple of floats."""
+Values = Sequence[float] | npt.NDArray[Any]  # Numbers of a series; kept as a tuple of floats.
 
 
 def _floats(series: Series, *names: str) -> None:

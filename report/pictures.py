@@ -123,8 +123,7 @@ def _packs(packs: pl.DataFrame, x_axis: str) -> Scatter:
     return Scatter(x, y, "Max_pack", color=4, texts=texts)
 
 
-MOST_SLOTS = 1024
-"""Curves of the memory of slots end at this number of slots."""
+MOST_SLOTS = 1024  # Curves of the memory of slots end at this number of slots.
 
 
 def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:

@@ -24,8 +24,7 @@ from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
-OVERLOAD_TOK_S = 60_000.0
-"""First offered load to try to saturate a server; it is raised until the server is saturated."""
+OVERLOAD_TOK_S = 60_000.0  # First offered load to try to saturate a server; it is raised until the server is saturated.
 
 _SHORTEST_S = 300.0
 _LONGEST_S = 20_000.0

@@ -26,8 +26,7 @@ MAX_ADAPTERS_PER_GPU = 100_000
 can hold; plans mark servers beyond `Profile.measured_adapters` (`packer.solvers.candidates.beyond_measured`)."""
 
 
-LEAST_S = 0.05
-"""Least time limit of a search, s: enough for its first step to give a plan, even if no time is left."""
+LEAST_S = 0.05  # Least time limit of a search, s: enough for its first step to give a plan, even if no time is left.
 
 
 def limit_of(left_s: float) -> float | None:

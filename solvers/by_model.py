@@ -38,8 +38,7 @@ class Part:
 
     adapters: tuple[int, ...]
     problem: Problem
-    old: tuple[int, ...] = ()
-    """Indices of the running servers of this model."""
+    old: tuple[int, ...] = ()  # Indices of the running servers of this model.
 
 
 def parts(problem: Problem) -> list[Part]:

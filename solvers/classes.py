@@ -29,8 +29,7 @@ MAX_CLASSES = 48
 FEW_BINS = 17_000
 """Up to this number of different bins, every bin is evaluated: 14 different adapters make 16,383 bins."""
 
-_CUTS = 8
-"""Places at which a cut is tried in each dimension."""
+_CUTS = 8  # Places at which a cut is tried in each dimension.
 
 
 @dataclass(frozen=True, eq=False)

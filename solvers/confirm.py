@@ -30,20 +30,16 @@ from packer.solvers.order import by_falling_load
 from packer.solvers.slots import Climb, SlotSearch, scores, search
 from packer.twin.margin import CONFIRMING, HARDENING_STEP, LATENCY_SLACK
 
-STEPS = 4
-"""How often a search is repeated with raised rates before the whole predictor takes part in it."""
+STEPS = 4  # How often a search is repeated with raised rates before the whole predictor takes part in it.
 
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 """Shares of the remaining time for the search, for repairs, and for each repetition."""
 
-_SAMPLE = 3
-"""If none of this many refused GPUs holds with other slots, the rest are not tried."""
+_SAMPLE = 3  # If none of this many refused GPUs holds with other slots, the rest are not tried.
 
-_HOSTS = 12
-"""Number of GPUs that are simulated with more adapters before a new one is opened."""
+_HOSTS = 12  # Number of GPUs that are simulated with more adapters before a new one is opened.
 
-_SHED = (0.03, 0.06, 0.12, 0.25)
-"""Shares of its load that a refused GPU gives away."""
+_SHED = (0.03, 0.06, 0.12, 0.25)  # Shares of its load that a refused GPU gives away.
 
 
 def solution_that_holds(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:

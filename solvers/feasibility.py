@@ -43,12 +43,10 @@ class Feasibility:
 
     def __init__(self, problem: Problem, classes: Classes) -> None:
         self.problem, self.classes = problem, classes
-        self.evaluated = 0
-        """Bins evaluated."""
+        self.evaluated = 0  # Bins evaluated.
         self.checks = 0
         self.violations = 0
-        self.most_slots = 0
-        """The most slots of a server that was found infeasible."""
+        self.most_slots = 0  # The most slots of a server that was found infeasible.
         self._inferred = 0
         self._known: dict[bytes, bool] = {}
         self._most = _KNOWN_BYTES // (4 * len(classes) + _ENTRY_BYTES)

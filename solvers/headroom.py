@@ -10,8 +10,7 @@ from packer.search import reach
 from packer.solvers.evaluator import Evaluator
 from packer.workload import Workload
 
-MOST_GPUS = 32
-"""Plans of more GPUs come without headroom: computing it would take longer than the plan."""
+MOST_GPUS = 32  # Plans of more GPUs come without headroom: computing it would take longer than the plan.
 
 
 def headroom(

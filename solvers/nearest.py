@@ -12,8 +12,7 @@ from packer.bin import Bin
 from packer.failover import nearness
 from packer.search import fewest
 
-EVEN = 0.02
-"""Two servers count as even if their used shares differ by less than this."""
+EVEN = 0.02  # Two servers count as even if their used shares differ by less than this.
 MOST_STEPS = 200
 
 

@@ -17,16 +17,11 @@ from packer.solvers.base import Problem
 from packer.solvers.candidates import candidates_of, most_slots_of, nearest, slot_ranks
 from packer.workload import Workload
 
-_WIDE = 3
-"""Neighbours on each side that a climb evaluates at once, if a call costs more than the evaluation of a bin."""
-Quality = tuple[float, float, float]
-"""One row of `qualities`."""
-Score = tuple[float, ...]
-"""Whether a server holds (1 or 0), then how good it is: larger is better."""
-_COARSE = 3
-"""If evaluations are simulations, one candidate in this many is evaluated first, then those near the best."""
-_BATCH = 15
-"""Sizes of a bin that a search evaluates at once if none is simulated."""
+_WIDE = 3  # Neighbours on each side that a climb evaluates at once, if a call costs more than the evaluation of a bin.
+Quality = tuple[float, float, float]  # One row of `qualities`.
+Score = tuple[float, ...]  # Whether a server holds (1 or 0), then how good it is: larger is better.
+_COARSE = 3  # If evaluations are simulations, one candidate in this many is evaluated first, then those near the best.
+_BATCH = 15  # Sizes of a bin that a search evaluates at once if none is simulated.
 
 
 class SlotSearch:
@@ -39,8 +34,7 @@ class SlotSearch:
         self.problem = problem
         evaluator = problem.evaluator
         self._evaluations = evaluations or evaluator.evaluate
-        self.width = _WIDE if evaluator.fast else 1
-        """How many neighbours on either side a climb evaluates at once."""
+        self.width = _WIDE if evaluator.fast else 1  # How many neighbours on either side a climb evaluates at once.
         self.batch = _BATCH if evaluator.fast and not evaluator.confirms else 1
         """How many sizes of a bin a search evaluates at once."""
 

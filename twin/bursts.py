@@ -17,8 +17,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.gamma import unit_gamma
 from packer.twin.flags import ENGINE_FLAGS
 
-CELLS_PER_SCALE = 4.0
-"""Cells of the time grid per shortest time scale."""
+CELLS_PER_SCALE = 4.0  # Cells of the time grid per shortest time scale.
 MAX_CELLS = 4_000_000
 MAX_OWN_CELLS = 20_000_000
 _SCORES = np.linspace(-6.0, 6.0, 2001)

@@ -28,12 +28,9 @@ from packer.twin.simulate import simulate
 from packer.twin.threads import in_threads
 from packer.workload import Workload
 
-STEP = 1.01
-"""Ratio of the load factors between which a threshold is searched."""
-LOWEST, HIGHEST = 0.1, 4.0
-"""Range of the load factors that are tried."""
-PROBABILITY = 0.05
-"""Probability of a failure at the load factor that is searched."""
+STEP = 1.01  # Ratio of the load factors between which a threshold is searched.
+LOWEST, HIGHEST = 0.1, 4.0  # Range of the load factors that are tried.
+PROBABILITY = 0.05  # Probability of a failure at the load factor that is searched.
 SEEDS = 6
 _CONFIDENCE = 0.95
 # A threshold lies anywhere within a step: the variance of a uniform distribution over its width.

@@ -20,21 +20,16 @@ from packer.workload import Workload
 
 Release = tuple[int, ...]
 _TABLE = table("packer.twin", "engine_rules.toml")
-READ: tuple[Release, ...] = tuple(map(tuple, _TABLE["read"]))
-"""Versions whose source was read, ascending."""
+READ: tuple[Release, ...] = tuple(map(tuple, _TABLE["read"]))  # Versions whose source was read, ascending.
 OLDEST: Release = (0, 0)
-PRIORITIES: Release = (0, 16)
-"""The first version whose order of priorities was compared with vLLM's own scheduler."""
-DRAFTS: Release = (0, 32)
-"""The first version whose speculative decoding was compared."""
+PRIORITIES: Release = (0, 16)  # The first version whose order of priorities was compared with vLLM's own scheduler.
+DRAFTS: Release = (0, 32)  # The first version whose speculative decoding was compared.
 QUEUE_LIMIT: Release = (0, 29)
 """The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
 BFLOAT16_CACHE: Release = (0, 11)
 """The first version that takes `--kv-cache-dtype bfloat16` (vllm/config/cache.py, `CacheDType`; not in 0.10.0)."""
-ASYNC: Release = (0, 10)
-"""The first version with `--async-scheduling` (vllm/engine/arg_utils.py)."""
-MODULES: Release = (0, 19)
-"""The first version with `--lora-target-modules` (vllm/engine/arg_utils.py:1146 of 0.19.0)."""
+ASYNC: Release = (0, 10)  # The first version with `--async-scheduling` (vllm/engine/arg_utils.py).
+MODULES: Release = (0, 19)  # The first version with `--lora-target-modules` (vllm/engine/arg_utils.py:1146 of 0.19.0).
 
 
 @dataclass(frozen=True, slots=True)

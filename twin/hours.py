@@ -33,18 +33,14 @@ MOST_REQUESTS = 20_000_000
 FIRST, TOGETHER = 2, 4
 """Number of servers whose rooms are searched at once, at first and later; a search begins at the room of the last
 server."""
-MOST_AHEAD = 32
-"""Most hours that are begun, or kept, before they are asked for."""
+MOST_AHEAD = 32  # Most hours that are begun, or kept, before they are asked for.
 FRESH_HOURS = 3
 """Number of further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
-MOST_SERVED = 512
-"""Number of servers whose part of a fleet is kept."""
-SLO = {"slo_used": 1.0}
-"""The limits of adapters (`Workload.slo`) as the limit of a figure."""
+MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
+SLO = {"slo_used": 1.0}  # The limits of adapters (`Workload.slo`) as the limit of a figure.
 
 
-Job = tuple[Bin, Workload, int]
-"""A server, the fleet, and the seed of an hour."""
+Job = tuple[Bin, Workload, int]  # A server, the fleet, and the seed of an hour.
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +86,7 @@ class Hours:
     _workers: Workers = field(default_factory=Workers)
     _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)
     """Hours that were begun before they are asked for, the oldest first; results do not depend on them."""
-    _lock: Lock = field(default_factory=Lock, repr=False)
-    """Held while `_ahead` changes: several threads ask for hours."""
+    _lock: Lock = field(default_factory=Lock, repr=False)  # Held while `_ahead` changes: several threads ask for hours.
     _growth: dict[Any, Growth] = field(default_factory=dict)
     _scaled: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
     _served: dict[Any, tuple[Workload, Workload]] = field(default_factory=dict)
@@ -266,8 +261,7 @@ class Growth:
     fleet: Workload
     workers: Workers
     _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
-    _broken: tuple[int, Run | None] = (len(LEVELS), None)
-    """The lowest level that breaks the limits, and its run."""
+    _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
 
     def holds(self, mark: int | None, level: int) -> bool:
         """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""

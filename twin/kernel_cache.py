@@ -34,13 +34,11 @@ from numba.core.runtime.nrt import rtsys
 
 from packer.twin.kernel_folder import cache_folder, full, keeps, named_folder, prune, tell_once
 
-STAMP_LENGTH = 20
-"""Digits of the stamp in the name of a file."""
+STAMP_LENGTH = 20  # Digits of the stamp in the name of a file.
 _FLAGS: list[str] = []
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 """Its argument is twice the index of the name, from Python 3.11 on; to ask `dis` for it takes ten times as long."""
-LONGEST_S = 120.0
-"""Longest wait for a kernel that another process compiles, s."""
+LONGEST_S = 120.0  # Longest wait for a kernel that another process compiles, s.
 POLL_S = 0.02
 
 

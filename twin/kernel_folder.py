@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from packer.errors import KernelsNotKeptWarning
 
-KEPT_S = 90 * 86400.0
-"""Compiled kernels older than this are removed; otherwise kernels of old versions pile up."""
+KEPT_S = 90 * 86400.0  # Compiled kernels older than this are removed; otherwise kernels of old versions pile up.
 
 
 class Place(NamedTuple):
@@ -55,8 +54,7 @@ def keeps() -> bool:
     return not _place(folder).fault and folder not in _FULL
 
 
-_FULL: dict[Path, str] = {}
-"""Folders that could not take a file, and why."""
+_FULL: dict[Path, str] = {}  # Folders that could not take a file, and why.
 
 
 def full(error: OSError) -> None:

@@ -26,8 +26,7 @@ from numba.core.types.npytypes import Record
 
 from packer.twin.kernel_cache import stamp
 
-KEPT = "kernel"
-"""The kind under which these libraries are kept; Numba's own kinds are "object" and "bitcode"."""
+KEPT = "kernel"  # The kind under which these libraries are kept; Numba's own kinds are "object" and "bitcode".
 MARK = "numba.dynamic.globals.kernels"
 """A variable in every kernel. Numba keeps no function that has a variable of this name: a kept function of other code
 would not find the kernels that it calls by symbol."""

@@ -9,10 +9,8 @@ import numpy as np
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.profile import Profile
 
-DEFAULT_CONFIDENCE = 0.95
-"""Default confidence that a plan holds."""
-UNCALIBRATED_MARGIN = 0.1
-"""Share by which rates are raised for profiles without held-out errors."""
+DEFAULT_CONFIDENCE = 0.95  # Default confidence that a plan holds.
+UNCALIBRATED_MARGIN = 0.1  # Share by which rates are raised for profiles without held-out errors.
 HARDENING_STEP, HARDENING_STEPS = 0.03, 3
 """Least increase of the margin each time the twin refuses a plan, and how often it is increased."""
 MIXED = (0.0, 0.15, 0.35)

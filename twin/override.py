@@ -24,8 +24,7 @@ SAMPLER_BYTES_PER_LOGIT = 38.2
 
 LARGEST_VOCABULARY = 262_144
 """Gemma's vocabulary: a profile does not have that of its model, and memory must not be underestimated."""
-VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")
-"""Pattern of a version of vLLM."""
+VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")  # Pattern of a version of vLLM.
 
 
 SETTINGS = (

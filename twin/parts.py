@@ -6,10 +6,8 @@ from packer.bin import Bin
 from packer.times import HOUR_S
 from packer.workload import Workload
 
-MOST_PARTS = 64
-"""Most hours for which a server with parts of adapters is simulated."""
-MANY_REQUESTS = 300_000
-"""Number of requests from which longer runs of a small part hardly change its 95th percentile."""
+MOST_PARTS = 64  # Most hours for which a server with parts of adapters is simulated.
+MANY_REQUESTS = 300_000  # Number of requests from which longer runs of a small part hardly change its 95th percentile.
 
 
 def parts_s(item: Bin, workload: Workload) -> float | None:

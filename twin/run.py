@@ -67,8 +67,7 @@ class Run:
     spans: tuple[tuple[int, float, float], ...] | None = field(default=None, repr=False)
     max_outstanding: int | None = None
 
-    max_loras = cached_property(lambda self: int(self.settings.max_loras))
-    """Slots: adapters on the GPU at once."""
+    max_loras = cached_property(lambda self: int(self.settings.max_loras))  # Slots: adapters on the GPU at once.
     max_lora_rank = cached_property(lambda self: int(self.settings.max_lora_rank))
     """Largest rank that the server takes."""
 
@@ -110,8 +109,7 @@ class Run:
     """The others of `refused`, also those for which a router knows no server."""
     held_back = cached_property(by_server.held_back)
     """Requests that wait at a `paced` client for a place at the end of the run; 0 for other clients."""
-    completed = cached_property(lambda self: len(self._completed))
-    """Requests that got all their tokens."""
+    completed = cached_property(lambda self: len(self._completed))  # Requests that got all their tokens.
     request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
     """Completed requests / duration, req/s."""
     input_throughput = cached_property(lambda self: by_server.tokens(self, "input_tokens") / self.duration_s)
@@ -132,8 +130,7 @@ class Run:
     stable = cached_property(is_stable)
     """Whether the queue does not grow, as far as this run shows; see `packer.twin.stability.is_stable`."""
 
-    preemptions = _field("preemptions")
-    """Requests preempted because no KV block was free; they are recomputed."""
+    preemptions = _field("preemptions")  # Requests preempted because no KV block was free; they are recomputed.
 
     cached_tokens = cached_property(lambda self: int(figures.found(self)[0].sum()))
     """Prompt tokens that were found in the KV cache when their requests were first admitted."""
@@ -141,10 +138,8 @@ class Run:
     """`cached_tokens` as a part of the prompt tokens of admitted requests; NaN without prefix caching."""
     adapter_prefix_hit_rate = cached_property(figures.prefix_hit_rates)
     """`prefix_hit_rate` of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
-    adapter_loads = _field("adapter_loads")
-    """Times that an adapter was brought into a slot."""
-    disk_loads = _field("disk_loads")
-    """Adapter loads that came from disk."""
+    adapter_loads = _field("adapter_loads")  # Times that an adapter was brought into a slot.
+    disk_loads = _field("disk_loads")  # Adapter loads that came from disk.
     draft_acceptance = cached_property(figures.draft_acceptance)
     """Kept drafts / drafts of speculative decoding; NaN without it."""
     draft_acceptance_needed = cached_property(figures.draft_acceptance_needed)
@@ -157,8 +152,7 @@ class Run:
 
     metric_series = _field("series")
     """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
-    metric_names = _field("names")
-    """Adapters named in the labels of these series."""
+    metric_names = _field("names")  # Adapters named in the labels of these series.
     engine_mean_ttft_ms = cached_property(lambda self: by_server.mean(by_server.engine_ms(self, 0, 1)))
     """Mean TTFT within the engine, ms: without the front end, over completed requests."""
     engine_mean_tpot_ms = cached_property(by_server.engine_mean_tpot_ms)
@@ -186,8 +180,7 @@ class Run:
         done = self._completed
         return (self.raw.first_s[done] - self.raw.requests.time_s[done]) * 1e3
 
-    gaps = cached_property(by_server.gaps)
-    """Gaps between the tokens of each completed request, int64 (completed,)."""
+    gaps = cached_property(by_server.gaps)  # Gaps between the tokens of each completed request, int64 (completed,).
 
     @cached_property
     def tpot_ms(self) -> FloatArray:
@@ -215,20 +208,14 @@ class Run:
             return by_server.itl_quantile(self, STATISTICS[statistic])
         return figures.statistic_of(self.requests_ms(what)[0], statistic)
 
-    mean_ttft_ms = cached_property(lambda self: by_server.mean(self.ttft_ms))
-    """Mean TTFT."""
+    mean_ttft_ms = cached_property(lambda self: by_server.mean(self.ttft_ms))  # Mean TTFT.
     ttft_quantiles_ms = cached_property(lambda self: by_server.quantiles(self.ttft_ms, 0.5, 0.95, 0.99))
     """Median, 95th and 99th percentile of TTFT."""
-    median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))
-    """Median TTFT."""
-    p99_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[2]))
-    """99th percentile of TTFT."""
-    mean_tpot_ms = cached_property(lambda self: by_server.mean(self.tpot_ms))
-    """Mean TPOT, over requests."""
-    median_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.5)[0])
-    """Median TPOT."""
-    p99_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.99)[0])
-    """99th percentile of TPOT."""
+    median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))  # Median TTFT.
+    p99_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[2]))  # 99th percentile of TTFT.
+    mean_tpot_ms = cached_property(lambda self: by_server.mean(self.tpot_ms))  # Mean TPOT, over requests.
+    median_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.5)[0])  # Median TPOT.
+    p99_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.99)[0])  # 99th percentile of TPOT.
 
     mean_itl_ms = cached_property(by_server.mean_itl_ms)
     """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
@@ -250,10 +237,8 @@ class Run:
     """Time-weighted mean of running requests."""
     mean_waiting = cached_property(lambda self: by_server.mean_state(self, "waiting"))
     """Time-weighted mean of waiting requests."""
-    mean_kv_usage = cached_property(by_server.mean_kv_usage)
-    """Time-weighted mean share of the KV blocks in use."""
-    max_running = _field("peak_running")
-    """Largest batch."""
+    mean_kv_usage = cached_property(by_server.mean_kv_usage)  # Time-weighted mean share of the KV blocks in use.
+    max_running = _field("peak_running")  # Largest batch.
 
     timeline = cached_property(timeline_frame)
     """Means over bins of `timeline_bin_s`: time_s (end of bin), running, waiting, kv_usage, active_adapters; sums:
@@ -310,8 +295,7 @@ class Run:
     """Admissions whose adapter was on the GPU / admissions; NaN without admissions."""
     host_hit_rate = cached_property(by_server.host_hit_rate)
     """Requests whose adapter was in the host memory of their node / requests; NaN if it holds everything."""
-    aborted = _field("aborted")
-    """Requests that a server gave up while they waited (early abort)."""
+    aborted = _field("aborted")  # Requests that a server gave up while they waited (early abort).
     cold_start_share = cached_property(by_server.cold_start_share)
     """Time that requests in a batch waited for loads of any adapter / latency; NaN without completed requests."""
     gpu_hours = cached_property(by_server.gpu_hours)
@@ -325,8 +309,7 @@ class Run:
 
     owners = cached_property(lambda self: np.asarray(self.raw.requests.adapter[self.raw.finished]))
     """Adapter of each completed request, int64 (completed,)."""
-    completed_of = cached_property(figures.sums)
-    """Completed requests of each adapter, float64 (adapters,)."""
+    completed_of = cached_property(figures.sums)  # Completed requests of each adapter, float64 (adapters,).
 
     # ---- service level
     kept_requests = cached_property(figures.kept_requests)
@@ -356,8 +339,7 @@ class Run:
 
     server_slo_used = cached_property(figures.server_used)
     """Largest share of the limits of servers that a server uses; 0 without any."""
-    slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))
-    """The limits of the goal."""
+    slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))  # The limits of the goal.
 
     worst_adapter_ttft_ms = cached_property(
         lambda self: float(self.adapter_pooled_p95_ttft_ms.max()) if self.completed else math.nan
@@ -390,5 +372,4 @@ class Run:
         return found
 
 
-Simulation = Run
-"""The name under which scripts know `Run`."""
+Simulation = Run  # The name under which scripts know `Run`.

@@ -21,8 +21,7 @@ from packer.twin.tuning.policy import kv_tokens_of
 from packer.twin.watch import Watch
 from packer.workload import Workload
 
-MAX_CONCURRENCY = 1_000_000
-"""Most requests that a client may keep open; one machine has 65,535 ports for each address."""
+MAX_CONCURRENCY = 1_000_000  # Most requests that a client may keep open; one machine has 65,535 ports for each address.
 
 MAX_BINS = 1_000_000
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from packer.twin.run import Run
     from packer.workload import Workload
 
-SHORT_S = 300.0
-"""Of a shorter run, the requests that are under way at the end are a large share."""
+SHORT_S = 300.0  # Of a shorter run, the requests that are under way at the end are a large share.
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
@@ -78,18 +77,15 @@ def due_share(
     return float(tokens[due & finished].sum()) / total if total else 1.0
 
 
-BATCHES = 12
-"""Number of pieces of a third: the spread of their means shows how far chance moves the mean of the third."""
+BATCHES = 12  # Number of pieces of a third: the spread of their means shows how far chance moves the mean of the third.
 
-FEW = 2.0
-"""Largest number of waiting requests that is not a queue."""
+FEW = 2.0  # Largest number of waiting requests that is not a queue.
 
 MATERIAL = 0.1
 """Growth from the middle third to the last, relative to the middle: a queue that grows steadily from an empty
 server grows by two thirds."""
 
-T_GROWS = 2.5
-"""Growth, in standard errors, beyond chance."""
+T_GROWS = 2.5  # Growth, in standard errors, beyond chance.
 
 MAX_CORRELATION = 0.9
 STEADY = 0.2
@@ -100,8 +96,7 @@ SLOW = 0.0025
 """Growth, or remaining queue, as a share of the requests sent, that is too small to matter: 9 s of wait in an hour."""
 
 SEEDS = 5
-T_CLEAR = 2.78
-"""One-sided 2.5 % point of Student's t with `SEEDS` - 1 degrees of freedom."""
+T_CLEAR = 2.78  # One-sided 2.5 % point of Student's t with `SEEDS` - 1 degrees of freedom.
 
 LONGEST_S = 4 * 3600.0
 

@@ -23,8 +23,7 @@ from packer.workload import Workload
 
 MAX_POINTS = 100_000
 AXES = ("adapters", "rate_factor", "max_loras")
-Point = tuple[int, float, int]
-"""(adapters, rate factor, max_loras)."""
+Point = tuple[int, float, int]  # (adapters, rate factor, max_loras).
 
 COLUMNS = (
     "offered_tok_s", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",

@@ -23,8 +23,7 @@ from packer.twin.threads import in_threads
 from packer.twin.watch import BrokenError, QueueWatch, Watch
 from packer.workload import Workload
 
-DURATION_S = 3600.0
-"""Time over which a server is evaluated, as in the measurements that the profiles come from."""
+DURATION_S = 3600.0  # Time over which a server is evaluated, as in the measurements that the profiles come from.
 
 SCREENING_S = 900.0
 MIN_REQUESTS = 1500

@@ -12,10 +12,8 @@ from packer.twin.engine.state import FINISHED, ServerState
 from packer.twin.per_adapter import FEW_REQUESTS
 from packer.workload import Workload
 
-PARTS = (0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)
-"""Shares of a run after which the watch checks it."""
-CALM = 8
-"""Up to this number of waiting requests no queue has grown: such a run is only checked after `SELDOM`."""
+PARTS = (0.04, 0.08, 0.15, 0.25, 0.4, 0.6, 0.8)  # Shares of a run after which the watch checks it.
+CALM = 8  # Up to this number of waiting requests no queue has grown: such a run is only checked after `SELDOM`.
 SELDOM = (0.4,)
 _ABOVE = 1.0 + 1e-9
 

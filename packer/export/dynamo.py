@@ -14,8 +14,7 @@ from packer.export.servers import ExportedServer, Options, base_by_its_name
 from packer.export.sources import address
 
 IMAGE = "nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.3.1"
-_MOST_SERVICES = 25
-"""Largest number of services of a graph, including the front end."""
+_MOST_SERVICES = 25  # Largest number of services of a graph, including the front end.
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:

@@ -18,8 +18,7 @@ from packer.export.servers import ExportedServer, Module, Options, base_by_its_n
 from packer.export.sources import address, parsed
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", re.ASCII)
-_MOST_ROUTED = 7
-"""Most adapters of a service whose routes by header fit (kserve 0.20, config/llmisvcconfig)."""
+_MOST_ROUTED = 7  # Most adapters of a service whose routes by header fit (kserve 0.20, config/llmisvcconfig).
 _LORA_FLAGS = {"enable-lora", "max-loras", "max-lora-rank", "max-cpu-loras", "tensor-parallel-size"}
 
 

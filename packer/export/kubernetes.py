@@ -16,8 +16,7 @@ from packer.export import templates
 from packer.export.servers import ExportedServer, Options
 from packer.export.sources import parsed
 
-_MAX_CONFIG_BYTES = 1_000_000
-"""Largest settings file of a server: a ConfigMap holds at most 1 MiB."""
+_MAX_CONFIG_BYTES = 1_000_000  # Largest settings file of a server: a ConfigMap holds at most 1 MiB.
 
 
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
@@ -45,8 +44,7 @@ def manifests(
     return templates.render("servers.yaml", servers=found, options=options)
 
 
-GATED = ("meta-llama/", "google/gemma")
-"""Prefixes of repositories that Hugging Face serves only with a token."""
+GATED = ("meta-llama/", "google/gemma")  # Prefixes of repositories that Hugging Face serves only with a token.
 
 
 def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:

@@ -13,10 +13,8 @@ from packer.errors import ValidationError
 from packer.io.schema import FileTable, parse
 
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
-_OFTEN_ZERO = ("start_s", "step_s")
-"""Fields of a replayed trace that are left out of the file if they are 0."""
-_TRACE = (*_REQUIRED, "end_s", "sessions", "priority", *_OFTEN_ZERO)
-"""Fields of a replayed trace, without its blocks."""
+_OFTEN_ZERO = ("start_s", "step_s")  # Fields of a replayed trace that are left out of the file if they are 0.
+_TRACE = (*_REQUIRED, "end_s", "sessions", "priority", *_OFTEN_ZERO)  # Fields of a replayed trace, without its blocks.
 
 
 class BlocksTable(FileTable):

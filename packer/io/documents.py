@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from packer.errors import FileFormatError, shown
 from packer.io.tables import first_line
 
-MAX_DEPTH = 64
-"""Largest nesting depth of lists and objects; packer's own files have fewer than ten levels."""
+MAX_DEPTH = 64  # Largest nesting depth of lists and objects; packer's own files have fewer than ten levels.
 
 
 def parse_json(text: str, *, row: int | None = None) -> Any:

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from packer.errors import FileFormatError, OutputError, ValidationError, reader, shown
 
-MAX_BYTES = 2**31
-"""Largest accepted size of a file, and of the content of a compressed file."""
-MAX_RATIO = 200
-"""Largest accepted compression ratio of content above 64 MiB."""
+MAX_BYTES = 2**31  # Largest accepted size of a file, and of the content of a compressed file.
+MAX_RATIO = 200  # Largest accepted compression ratio of content above 64 MiB.
 _FREE_BYTES = 2**26
 _CHUNK_BYTES = 2**24
 

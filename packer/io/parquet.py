@@ -14,8 +14,7 @@ from packer.io.files import write_bytes
 from packer.io.frames import pl
 from packer.io.tables import QUOTE_FORMULAS, unformulated
 
-MAGIC = b"PAR1"
-"""First bytes of a Parquet file."""
+MAGIC = b"PAR1"  # First bytes of a Parquet file.
 TIME_LIMIT_S = 600.0
 MAX_CELLS = 200_000_000
 MAX_TABLE_BYTES = 2**31

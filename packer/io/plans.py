@@ -28,8 +28,7 @@ from packer.plan import Moves, Plan, Status
 from packer.profile import Profile, labelled
 from packer.room import Room
 
-SCHEMA = 2
-"""Version of the file format."""
+SCHEMA = 2  # Version of the file format.
 
 AGAIN = "if the plan was changed on purpose: packer evaluate PLAN --rewrite"
 

@@ -15,8 +15,7 @@ from packer.io.shipped import read_named, shipped
 from packer.profile import Profile
 
 FOLDER = "packer.twin.profiles"
-SCHEMA = 1
-"""Version of the file format."""
+SCHEMA = 1  # Version of the file format.
 
 
 def profile_names() -> tuple[str, ...]:

@@ -13,8 +13,7 @@ from packer.errors import FileFormatError
 from packer.io.shipped import table
 
 HEAD_BYTES = 65_536
-KINDS = table("packer.io", "recognise.toml")
-"""Kinds of files, in the order in which they are looked for."""
+KINDS = table("packer.io", "recognise.toml")  # Kinds of files, in the order in which they are looked for.
 
 
 def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:

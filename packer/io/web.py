@@ -25,10 +25,8 @@ from packer.errors import ValidationError, shown
 from packer.io.documents import parse_json
 
 PIECE = 1 << 16
-MAX_KEY = 16_384
-"""Largest number of characters of a key."""
-TITLE_WITHIN = 4096
-"""Characters of a page in which its title is sought."""
+MAX_KEY = 16_384  # Largest number of characters of a key.
+TITLE_WITHIN = 4096  # Characters of a page in which its title is sought.
 MASK = "***"
 
 

@@ -18,8 +18,7 @@ from packer.lengths import Kind, Lengths
 from packer.sessions import Sessions
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
-SCHEMA = 1
-"""Version of the file format."""
+SCHEMA = 1  # Version of the file format.
 
 
 class LengthsTable(FileTable):

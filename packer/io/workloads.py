@@ -40,8 +40,7 @@ _READERS: dict[str, Callable[[Row, str], Any]] = {
 """Columns that are fields of an adapter, with the functions that read a cell."""
 FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
 _ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
-LOGS = (".jsonl", ".ndjson", ".log")
-"""Suffixes of request logs in JSON Lines."""
+LOGS = (".jsonl", ".ndjson", ".log")  # Suffixes of request logs in JSON Lines.
 
 
 @reader

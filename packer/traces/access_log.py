@@ -25,10 +25,8 @@ from packer.words import counted
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 """Numeric times above the first value are in the second unit: ns, µs, ms; else s."""
-UNKNOWN = "-"
-"""Web servers log a value that they do not have like this."""
-DURATIONS = ("msec",)
-"""Columns of times in which some logs have durations: only times since 1970 count there."""
+UNKNOWN = "-"  # Web servers log a value that they do not have like this.
+DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
 WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
 _OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens", "id": "id"}
@@ -59,8 +57,7 @@ class Fields:
         return tuple(each for each in (*self.skip, self.strip_prefix) if each and each not in met)
 
 
-USUAL = Fields()
-"""The columns of known gateways and traces."""
+USUAL = Fields()  # The columns of known gateways and traces.
 
 
 class LogRow(NamedTuple):

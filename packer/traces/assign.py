@@ -23,8 +23,7 @@ from packer.traces.trace import Trace
 from packer.words import none_called
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
-DEFAULT_EXPONENT = 1.2
-"""With 200 adapters, 20 % of them get about 80 % of the requests, as in measured fleets."""
+DEFAULT_EXPONENT = 1.2  # With 200 adapters, 20 % of them get about 80 % of the requests, as in measured fleets.
 
 
 def popularity(n: int, exponent: float) -> npt.NDArray[np.float64]:

@@ -26,8 +26,7 @@ MOST_WINDOWS = 20_000_000
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
 LONGEST_SHARE = 0.1
 """Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
-FEWEST_CELLS = 10
-"""Smallest number of cells of a window for which covariances are estimated."""
+FEWEST_CELLS = 10  # Smallest number of cells of a window for which covariances are estimated.
 SIGNIFICANCE = 0.999
 OWN_CELL_S = 5.0
 """Shortest time scale of adapters' own bursts, s: single adapters have too few requests for shorter ones."""

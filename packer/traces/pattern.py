@@ -19,8 +19,7 @@ from packer.traces.trace import Trace
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 MAX_WINDOWS = 1_000_000
-WHOLE_FROM = 0.9
-"""A window at either end of a trace counts as whole if the trace covers at least this share of it."""
+WHOLE_FROM = 0.9  # A window at either end of a trace counts as whole if the trace covers at least this share of it.
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,12 +17,10 @@ from packer.sessions import FIRST_TOKEN_S, MAX_THINK_S, MAX_TURNS, PER_TOKEN_S, 
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
-BLOCK_TOKENS = 16
-"""Tokens of a block of vLLM's KV cache; prefixes are whole multiples of it."""
+BLOCK_TOKENS = 16  # Tokens of a block of vLLM's KV cache; prefixes are whole multiples of it.
 MOST_WAYS = 3
 """A block with more different successors belongs to a system prompt or a document, not to a single conversation."""
-FEWEST_TURNS = 1.05
-"""Requests per session below which a trace or adapter counts as one without sessions."""
+FEWEST_TURNS = 1.05  # Requests per session below which a trace or adapter counts as one without sessions.
 OWN_FROM = 100
 """Number of sessions from which an adapter's own turns and think time are measured, instead of the fleet's."""
 

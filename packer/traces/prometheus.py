@@ -35,10 +35,8 @@ from packer.traces.vllm_metrics import (
 )
 
 MAX_ANSWER_BYTES = 128_000_000
-TIMEOUT_S = 60.0
-"""Time limit of a whole response, s."""
-MAX_POINTS = 11_000
-"""Largest number of points for which Prometheus accepts a range query."""
+TIMEOUT_S = 60.0  # Time limit of a whole response, s.
+MAX_POINTS = 11_000  # Largest number of points for which Prometheus accepts a range query.
 
 
 @dataclass(frozen=True, slots=True)

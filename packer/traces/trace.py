@@ -25,8 +25,7 @@ the same time as the previous request."""
 STRAY, APART = 0.1, 3.0
 """Requests are strays if they are at most this share and, in time, further from the rest than this many of its spans,
 and days."""
-SHARE_TWICE = 0.1
-"""Note requests that equal the one before them from this share of a log on."""
+SHARE_TWICE = 0.1  # Note requests that equal the one before them from this share of a log on.
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,7 @@ from packer.twin.cluster.caching import LRU, Move
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
-NEIGHBOURS, DISTANCE = 6, 0.25
-"""DBSCAN's parameters, as published."""
+NEIGHBOURS, DISTANCE = 6, 0.25  # DBSCAN's parameters, as published.
 
 
 @dataclass

@@ -32,8 +32,7 @@ WAITS, READY, SWAPPED = range(3)
 SKIPPED, TAKEN, FULL = range(3)
 BY_CREDIT, UNMERGED, MERGED = range(3)
 """`policy`: `_credit_schedule`, `_strict_fcfs_schedule` and `_always_merge_schedule`."""
-WATERMARK = 0.01
-"""Share of the KV blocks that stays free when a request starts or is swapped in (`BlockSpaceManager`)."""
+WATERMARK = 0.01  # Share of the KV blocks that stays free when a request starts or is swapped in (`BlockSpaceManager`).
 
 
 @njit(**ENGINE_FLAGS)

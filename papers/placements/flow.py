@@ -12,8 +12,7 @@ from packer.solvers.base import Problem, Solution
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
 
-_STAY_BONUS = 0.05
-"""Bonus for a GPU that already runs the adapter, as a share of the backbone's throughput."""
+_STAY_BONUS = 0.05  # Bonus for a GPU that already runs the adapter, as a share of the backbone's throughput.
 
 
 class Flow:

@@ -18,11 +18,9 @@ from packer.workload import Workload
 if TYPE_CHECKING:
     from packer.twin.cluster.view import ClusterView
 
-MERGED_ROUND = 0.6
-"""Time of a merged batch, which has one adapter, relative to an unmerged batch."""
+MERGED_ROUND = 0.6  # Time of a merged batch, which has one adapter, relative to an unmerged batch.
 LINK_BYTES_S = 32 * 2.0**30
-UNKNOWN_S = 5.0
-"""Service time of an adapter without finished requests."""
+UNKNOWN_S = 5.0  # Service time of an adapter without finished requests.
 
 
 @dataclass

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOVE_S = 0.05
-"""Cost of moving a request, s."""
-FULL = 0.9
-"""Used share of the KV cache from which on an engine is full."""
-FEWEST_TOO_MANY = 16
-"""An engine has too many requests if it has at least this number more than the mean."""
+MOVE_S = 0.05  # Cost of moving a request, s.
+FULL = 0.9  # Used share of the KV cache from which on an engine is full.
+FEWEST_TOO_MANY = 16  # An engine has too many requests if it has at least this number more than the mean.
 EFFORT, GAP = 0.5, 1e-3
 """Deterministic time and relative gap at which CP-SAT stops. A limit on wall time would make two runs differ."""
 

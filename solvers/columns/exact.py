@@ -24,14 +24,12 @@ from packer.solvers.feasibility import Feasibility, OutOfTime
 from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 
-START_SHARE = 0.4
-"""Share of the time for the plan from which the search starts."""
+START_SHARE = 0.4  # Share of the time for the plan from which the search starts.
 
 _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
 """Shares of the remaining time: for columns that raise the bound, and for more columns in each integer round."""
 
-_UNMERGED = 160
-"""Up to this number, each kind of adapter is a class; more kinds are merged into `classes.MAX_CLASSES`."""
+_UNMERGED = 160  # Up to this number, each kind of adapter is a class; more kinds are merged into `classes.MAX_CLASSES`.
 
 FEW_SIMULATED = 100
 """Up to this number of different bins, each is simulated for a bound alone; the search simulates some hundreds."""

@@ -29,14 +29,12 @@ patterns. The next step follows if a search finds nothing, or after one round if
 BOUND: Schedule = ((1.0, 24), (0.6, 24), (0.0, 24))
 """Prices at means of the duals and the best weights, which converges much faster than prices at the duals (A. Pessoa et
 al.: Automation and combination of linear-programming based stabilization techniques in column generation, 2018)."""
-TO_THE_END: Schedule = ((0.0, 24),)
-"""Prices at the duals alone: for patterns rather than for the bound."""
+TO_THE_END: Schedule = ((0.0, 24),)  # Prices at the duals alone: for patterns rather than for the bound.
 _WARM: Schedule = ((0.0, 6), (0.0, 24))
 _WARM_ROUNDS = 60
 _NEW_COLUMNS = 12
 _EPSILON = 1e-6
-_SPREAD, _TIES = 0.1, 1e-4
-"""Noise on prices that leads to other bins, and noise that only breaks ties."""
+_SPREAD, _TIES = 0.1, 1e-4  # Noise on prices that leads to other bins, and noise that only breaks ties.
 _EACH = 3
 _DIVE_STARTS = 6
 

@@ -10,12 +10,10 @@ from packer.arrays import FloatArray, IntArray
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
 
-_UNITS = 1024
-"""Loads are rounded to this number of parts of a bin, unless they are multiples of a larger unit."""
+_UNITS = 1024  # Loads are rounded to this number of parts of a bin, unless they are multiples of a larger unit.
 
 _MOST_UNITS = 4096
-_BEYOND = 1.03
-"""Largest load that is tried, as a factor of the heaviest bin known."""
+_BEYOND = 1.03  # Largest load that is tried, as a factor of the heaviest bin known.
 
 _MOST_CLASSES = 160
 
@@ -30,8 +28,7 @@ class Knapsacks:
 
     def __init__(self, feasibility: Feasibility) -> None:
         self.feasibility = feasibility
-        self.lead = False
-        """Whether knapsacks gave a bin as good as the best other bin the last time."""
+        self.lead = False  # Whether knapsacks gave a bin as good as the best other bin the last time.
         self._slots = slot_ranks(feasibility.classes.ranks)
         self._borne: dict[int, tuple[float, ...]] = {}
         """By slot rank, loads of bins, tok/s: of the last best bin, and of the heaviest if that is another."""

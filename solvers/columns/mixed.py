@@ -27,14 +27,11 @@ from packer.solvers.limit import within_limit
 from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain
 
-DEFAULT_S = 20.0
-"""Time limit, s, if none is given."""
+DEFAULT_S = 20.0  # Time limit, s, if none is given.
 
 _START_SHARE = 0.6
-_ROUNDS = 8
-"""Number of rounds; each tries mixes that could not be packed before again, with more patterns."""
-_PACKINGS = 4
-"""Attempts to pack the adapters on a mix."""
+_ROUNDS = 8  # Number of rounds; each tries mixes that could not be packed before again, with more patterns.
+_PACKINGS = 4  # Attempts to pack the adapters on a mix.
 _CHEAPER = 1e-9
 _INTEGER_S = 10.0
 _TOLERANCE = 1e-6

@@ -21,8 +21,7 @@ from packer.solvers.columns.master import solve_integer
 from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
 
-MOST_CLASSES = 96
-"""Most classes of each base model; with more, adapters of similar rates are merged."""
+MOST_CLASSES = 96  # Most classes of each base model; with more, adapters of similar rates are merged.
 
 _INTEGER_S = 2.0
 _RELAXED_SHARE = 0.2
@@ -32,8 +31,7 @@ _ALL: Schedule = ((0.9, 8), (0.5, 8), (0.0, 8))
 """Most steps stay near the best weights so far: weights from few prices are already close to the optimum."""
 _FEW_CLASSES = 24
 _TOLERANCE = 1e-7
-_DOUBT = 0.02
-"""Share of capacity by which a mix must exceed a mix that could not be packed."""
+_DOUBT = 0.02  # Share of capacity by which a mix must exceed a mix that could not be packed.
 
 
 @dataclass(frozen=True, eq=False)

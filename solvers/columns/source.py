@@ -12,13 +12,11 @@ from packer.solvers.columns.pricing import price, singles
 from packer.solvers.columns.proof import certify
 from packer.solvers.feasibility import Feasibility
 
-PROOF_SLACK = 0.01
-"""Share by which a proven weight exceeds the heaviest pattern found."""
+PROOF_SLACK = 0.01  # Share by which a proven weight exceeds the heaviest pattern found.
 
 _BOUND_STARTS = 8
 _CERTIFIED = 4_000
-_NOTHING = 1e-9
-"""Weight limit, below the weight of any adapter, of a kind that holds no adapter of a class."""
+_NOTHING = 1e-9  # Weight limit, below the weight of any adapter, of a kind that holds no adapter of a class.
 
 
 @dataclass

@@ -11,12 +11,10 @@ import numpy as np
 
 from packer.arrays import BoolArray, FloatArray, IntArray
 
-SCALE = 100_000
-"""CP-SAT needs integers: shares of a server are multiples of 1 / `SCALE`."""
+SCALE = 100_000  # CP-SAT needs integers: shares of a server are multiples of 1 / `SCALE`.
 
 _LEVELS, _REQUESTS = 200, 10_000
-_NEAR = 0.003
-"""Relative gap at which CP-SAT stops: the estimate is no more accurate than this."""
+_NEAR = 0.003  # Relative gap at which CP-SAT stops: the estimate is no more accurate than this.
 _PRICE_UNITS = 1000
 
 

@@ -17,8 +17,7 @@ from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
 from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_limits, latency_of
 from packer.solvers.slots import SlotSearch
 
-_TOLERANCE = 1.03
-"""First limit of the estimated fill of a server."""
+_TOLERANCE = 1.03  # First limit of the estimated fill of a server.
 _TIGHTER, _LOOSER = 0.995, 1.002
 _ATTEMPTS = 4
 _WORK = {Aim.EMPTY: 0.06, Aim.STAY: 0.15, Aim.WORST: 0.03, Aim.SUM: 0.06}

@@ -11,8 +11,7 @@ from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.support import plain
 
-DEFAULT_S = 30.0
-"""Time limit, s, if none is given."""
+DEFAULT_S = 30.0  # Time limit, s, if none is given.
 
 _START_SHARE = 0.4
 _WORK_PER_S = 0.06

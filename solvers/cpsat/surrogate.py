@@ -19,12 +19,10 @@ from packer.solvers.slots import SlotSearch
 _ORDERS, _SIMULATED_ORDERS = 24, 6
 """Number of random orders of adapters from which each kind of server is filled; the second with simulations."""
 
-_POWERS = (0.0, 0.0, 1.0, -0.5)
-"""Each order prefers adapters by their load to one of these powers."""
+_POWERS = (0.0, 0.0, 1.0, -0.5)  # Each order prefers adapters by their load to one of these powers.
 
 
-_FIRST = 16
-"""Number of adapters that is tried first."""
+_FIRST = 16  # Number of adapters that is tried first.
 
 
 @dataclass(frozen=True)

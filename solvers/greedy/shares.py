@@ -11,13 +11,10 @@ import numpy.typing as npt
 from packer.bin import Bin
 from packer.solvers.base import Problem
 
-_LEAST = 0.01
-"""A replica keeps at least this share, or 0.9 of an equal share of very many."""
-_PARTS = (0.02, 0.05, 0.1, 0.2)
-"""Shares of an adapter that one move between two servers may shift."""
+_LEAST = 0.01  # A replica keeps at least this share, or 0.9 of an equal share of very many.
+_PARTS = (0.02, 0.05, 0.1, 0.2)  # Shares of an adapter that one move between two servers may shift.
 _STEPS = 8
-_FASTER = 0.95
-"""A move must lower the TTFT of the slower server to at most this share of it."""
+_FASTER = 0.95  # A move must lower the TTFT of the slower server to at most this share of it.
 
 
 def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:

@@ -26,11 +26,9 @@ from packer.solvers.order import even_order, paper_order
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus
 
-_PACKING_SHARE = 0.6
-"""Share of the time for packing; the rest is for evening out the load."""
+_PACKING_SHARE = 0.6  # Share of the time for packing; the rest is for evening out the load.
 
-MOST_LEFT = 384
-"""The paper's plan is not repaired if it leaves more adapters unplaced."""
+MOST_LEFT = 384  # The paper's plan is not repaired if it leaves more adapters unplaced.
 FEW_BINS = 4
 """Other plans are tried if two servers (one, in plans of at most this many) hold as many adapters as trees know."""
 

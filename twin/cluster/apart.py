@@ -20,8 +20,7 @@ from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.threads import in_threads
 from packer.twin.tuning.state import Tuning
 
-SOME = 32
-"""Number of servers that run one after the other in the same memory."""
+SOME = 32  # Number of servers that run one after the other in the same memory.
 OWN = (
     "servers", "whole", "live", "classes", "phase", "histogram", "timeline", "vector", "sets", "members", "series",
     "longest", "kind", "first", "last", "seen", "wake_s", "on_way",

@@ -34,8 +34,7 @@ from packer.twin.engine.state import NO_LIMIT
 from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
-MANY = 20_000
-"""Number of requests from which servers that do not wait for each other run in threads."""
+MANY = 20_000  # Number of requests from which servers that do not wait for each other run in threads.
 ASSIGNED_S = 3600.0
 """Interval, s, for which a static router assigns requests at a time if a controller may change the servers."""
 

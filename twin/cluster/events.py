@@ -39,8 +39,7 @@ class Task(NamedTuple):
     way: Transit | None
 
 
-ASK = -3
-"""In `Task.assigned` instead of a server: a Python router decides when the request is due."""
+ASK = -3  # In `Task.assigned` instead of a server: a Python router decides when the request is due.
 
 
 @njit(**ENGINE_FLAGS)

@@ -20,8 +20,7 @@ BitArray = npt.NDArray[np.uint8]
 MOST_BYTES = 2**22
 _SPREAD = 0x9E3779B97F4A7C1
 UNKNOWN, NEVER = -10, -20
-LEFT = 64
-"""Most bits of a server for adapters that have left it."""
+LEFT = 64  # Most bits of a server for adapters that have left it.
 
 
 class Residents(NamedTuple):

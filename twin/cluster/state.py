@@ -96,10 +96,8 @@ class Servers(NamedTuple):
     client: Client
 
 
-BLOCK = 16
-"""Number of servers whose next steps are searched for together."""
-REFUSED = -2
-"""In `server`: the client could not send the request."""
+BLOCK = 16  # Number of servers whose next steps are searched for together.
+REFUSED = -2  # In `server`: the client could not send the request.
 Engines = IntArray | None
 """Engine of each server, (S,): 0 for vLLM's, else its position among the other engines of the cluster + 1. None if all
 servers run vLLM and train nothing: Numba then drops the branch before it types it.

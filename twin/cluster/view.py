@@ -141,10 +141,8 @@ class ClusterView:
         machine = np.repeat(np.arange(len(counts)), counts)
         return np.asarray(np.isin(machine, machine[held]))
 
-    kv_blocks = property(lambda self: self._field("kv_blocks"))
-    """Blocks of the KV cache."""
-    places = property(lambda self: self._field("max_seqs"))
-    """Largest number of requests in the batch."""
+    kv_blocks = property(lambda self: self._field("kv_blocks"))  # Blocks of the KV cache.
+    places = property(lambda self: self._field("max_seqs"))  # Largest number of requests in the batch.
 
     @property
     def used_share(self) -> FloatArray:
@@ -157,8 +155,7 @@ class ClusterView:
         busy_s: FloatArray = self._servers.servers["busy_s"].copy()
         return busy_s
 
-    running = property(lambda self: self._field("running"))
-    """Requests in the batch."""
+    running = property(lambda self: self._field("running"))  # Requests in the batch.
 
     @property
     def waiting(self) -> IntArray:
@@ -171,8 +168,7 @@ class ClusterView:
         total: IntArray = self.running + self.waiting + self._field("pending_count")
         return total
 
-    decodes = property(lambda self: self._field("decodes"))
-    """Requests in the batch that have their first token."""
+    decodes = property(lambda self: self._field("decodes"))  # Requests in the batch that have their first token.
 
     @property
     def free_kv_tokens(self) -> IntArray:
@@ -182,12 +178,9 @@ class ClusterView:
 
     waiting_prompt_tokens = property(lambda self: self._field("waiting_prompt"))
     """Prompt tokens of the requests that are not in the batch."""
-    active_adapters = property(lambda self: self._field("active"))
-    """Distinct adapters in the batch."""
-    slots = property(lambda self: self._field("slots"))
-    """`max_loras`."""
-    residents = property(lambda self: self._field("residents"))
-    """Adapters in slots."""
+    active_adapters = property(lambda self: self._field("active"))  # Distinct adapters in the batch.
+    slots = property(lambda self: self._field("slots"))  # `max_loras`.
+    residents = property(lambda self: self._field("residents"))  # Adapters in slots.
 
     def candidates(self, adapter: int) -> IntArray:
         """Servers that may serve an adapter, in increasing order."""

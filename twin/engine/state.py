@@ -33,11 +33,9 @@ def numbers(first: int, end: int) -> list[int]:
 """Rows of `heaps`: adapters with waiting requests, outside the batch (IDLE) or in it (ACTIVE)."""
 (RUNS, WAITS) = numbers(0, 2)
 """Columns of `words` and `known_requests`: requests that, as far as the front end knows, run or wait."""
-(IN_SLOT, ON_HOST) = numbers(0, 2)
-"""The two caches of adapters."""
+(IN_SLOT, ON_HOST) = numbers(0, 2)  # The two caches of adapters.
 
-LINE = 64
-"""Bytes of a cache line."""
+LINE = 64  # Bytes of a cache line.
 
 LINK = record(
     ("before", "i4"),  # row before this one in the ring; of the ring's head: the last row
@@ -222,8 +220,7 @@ ADAPTER = record(  # 128 bytes: two cache lines
     ("number", "i4"),  # its number in the fleet, in a cluster
     ("known", "i1"),  # whether it was ever used
 )
-WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words", "number")
-"""Fields of an adapter that never change."""
+WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words", "number")  # Fields of an adapter that never change.
 PLACED = record(
     ("key", "i8"),  # key of an adapter's first waiting request
     ("row", "i8"),  # row of the adapter

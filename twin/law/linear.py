@@ -19,8 +19,7 @@ N_TERMS = len(LINEAR_TERMS)
 SPLIT_K_SMALL, SPLIT_K_LARGE = 64.0, 8.0
 LAST_SMALL_STEP = 120  # tokens; the next captured graph has 128
 BLOCK_M, BLOCK_N = 32, 16
-AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))
-"""Index of each term in the vectors, by its name."""
+AT: Any = namedtuple("AT", LINEAR_TERMS)(*range(N_TERMS))  # Index of each term in the vectors, by its name.
 
 
 @njit(inline="always", **FLAGS)

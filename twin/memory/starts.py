@@ -12,8 +12,7 @@ from packer.settings import MAX_LORAS, Settings
 from packer.twin.memory.policy import held, kv_cache_tokens, least_kv_tokens, longest_context, memory_error
 from packer.workload import Workload
 
-CONTEXT_STEP = 1024
-"""Shorter contexts are proposed in multiples of this."""
+CONTEXT_STEP = 1024  # Shorter contexts are proposed in multiples of this.
 
 
 def largest_max_loras(profile: Profile, rank: int, workload: Workload | None = None) -> int:

@@ -17,14 +17,10 @@ from packer.twin.law.linear import linear_features
 from packer.twin.tuning.state import CHUNKED, TRAINING, Tuning
 from packer.twin.tuning.step import next_batch
 
-NONE = "none"
-"""The policy of a server that does not train."""
-LENGTHS = 4096
-"""Number of sample lengths that are drawn; they are then used again in the same order."""
-ACTIVATIONS = 14.0
-"""Activations kept for the backward pass, in hidden states per layer and token."""
-OPTIMISER_BYTES = 16.0
-"""Bytes per trained parameter: weight, gradient and Adam's two moments in fp32."""
+NONE = "none"  # The policy of a server that does not train.
+LENGTHS = 4096  # Number of sample lengths that are drawn; they are then used again in the same order.
+ACTIVATIONS = 14.0  # Activations kept for the backward pass, in hidden states per layer and token.
+OPTIMISER_BYTES = 16.0  # Bytes per trained parameter: weight, gradient and Adam's two moments in fp32.
 
 
 @runtime_checkable
@@ -121,12 +117,9 @@ class Trained:
 
     def __init__(self, policy: str, training: Record, duration_s: float, steps: int) -> None:
         self.policy = policy
-        self.samples = int(training["done"])
-        """Samples whose backward pass was complete."""
-        self.samples_s = self.samples / duration_s
-        """Samples per second."""
-        self.tok_s = float(training["tokens_done"]) / duration_s
-        """Tokens of these samples per second."""
+        self.samples = int(training["done"])  # Samples whose backward pass was complete.
+        self.samples_s = self.samples / duration_s  # Samples per second.
+        self.tok_s = float(training["tokens_done"]) / duration_s  # Tokens of these samples per second.
         self.beside_share = float(training["beside"]) / steps if steps else 0.0
         """Share of the engine's steps during which training ran."""
 

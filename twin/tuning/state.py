@@ -12,8 +12,7 @@ from packer.twin.flags import ENGINE_FLAGS
 
 
 (FORWARD, BACKWARD) = (0.0, 1.0)
-(LLMSTATION, TEMPORAL, SPATIAL, CHUNKED) = range(4)
-"""Values of the field `rule`."""
+(LLMSTATION, TEMPORAL, SPATIAL, CHUNKED) = range(4)  # Values of the field `rule`.
 
 TRAINING = record(
     # The job.

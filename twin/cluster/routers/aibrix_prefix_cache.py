@@ -19,10 +19,8 @@ from packer.twin.cluster.state import Servers, outstanding
 from packer.twin.engine.content import Content
 from packer.twin.flags import INLINED
 
-NO_MATCH = 1000.0
-"""Score of servers without a match, larger than any score with a match."""
-KEPT_S = 1200.0
-"""Time after which an unused block is forgotten, s."""
+NO_MATCH = 1000.0  # Score of servers without a match, larger than any score with a match.
+KEPT_S = 1200.0  # Time after which an unused block is forgotten, s.
 
 
 class Known(NamedTuple):

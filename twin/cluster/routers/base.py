@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 HOOKS = ("score", "survey", "note", "among", "worth", "sent")
 """Compiled functions of a router that replace those in `packer.twin.cluster.events`."""
-HOLD = -1
-"""Instead of a server: the request, and those behind it, wait at the router until a server has room."""
+HOLD = -1  # Instead of a server: the request, and those behind it, wait at the router until a server has room.
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from packer.twin.engine.content import Content
 from packer.twin.engine.state import ACTIVE, IDLE
 from packer.twin.flags import INLINED
 
-MOST_BLOCKS = 256
-"""Most blocks of a prompt that are looked up: `defaultMaxPrefixBlocks`."""
+MOST_BLOCKS = 256  # Most blocks of a prompt that are looked up: `defaultMaxPrefixBlocks`.
 
 
 class Picker(NamedTuple):

@@ -20,8 +20,7 @@ from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.content import Content
 from packer.twin.flags import CALLED, INLINED
 
-SAFE = 1.0 - 1e-9
-"""Margin for rounding: sums of the same terms in another order differ by less."""
+SAFE = 1.0 - 1e-9  # Margin for rounding: sums of the same terms in another order differ by less.
 
 
 class Known(NamedTuple):

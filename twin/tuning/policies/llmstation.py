@@ -18,8 +18,7 @@ from packer.arrays import Record
 from packer.twin.flags import ENGINE_FLAGS
 from packer.twin.tuning.state import BACKWARD, FORWARD, LLMSTATION, pass_ms
 
-ROUNDING = 1e-9
-"""Relative tolerance: a limit that is met exactly must not be missed by rounding."""
+ROUNDING = 1e-9  # Relative tolerance: a limit that is met exactly must not be missed by rounding.
 
 
 @njit(**ENGINE_FLAGS)
