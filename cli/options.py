@@ -222,10 +222,8 @@ class FleetFile:
     workload_path: str = argument("WORKLOAD")
 
     def fleet(self) -> packer.Workload:
-        """Read the workload. A note says if the timestamps of its trace come in steps."""
+        """Read the workload. Notes say how a trace of requests was read."""
         found = packer.read_workload(self.workload_path)
-        if found.arrivals.trace is not None and (step_s := found.arrivals.trace.step_s):
-            from packer.traces.trace import stepped
-
-            note(stepped(step_s), quiet=bool(click.get_current_context().params.get("quiet")))
+        for text in () if found.arrivals.trace is None else found.arrivals.trace.notes:
+            note(text, quiet=bool(click.get_current_context().params.get("quiet")))
         return found

@@ -50,7 +50,7 @@ class DayOptions:
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def rates(self, fleet: packer.Workload) -> dict[str, npt.NDArray[np.float64]]:
+    def rates(self, fleet: packer.Workload, out: Writing) -> dict[str, npt.NDArray[np.float64]]:
         """Rates of the adapters in each period, req/s, from the file or the trace."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
@@ -65,6 +65,8 @@ class DayOptions:
         if self.rates_path is not None:
             return read_rates(self.rates_path, fleet)
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
+        for text in () if self.trace_path is None else trace.notes:
+            out.note(text)
         return rates_of_trace(trace, fleet, self.period_s or HOUR_S)
 
     def length_s(self, periods: Sequence[str], out: Writing) -> float:
@@ -135,7 +137,7 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     fleet = file.fleet().held_to(hours.slo)
     kinds = servers.kinds(int(fleet.ranks.max()))
     out.note_profiles(*(kind.profile for kind in kinds))
-    rates = hours.rates(fleet)
+    rates = hours.rates(fleet, out)
     period_s = hours.length_s(list(rates), out)
     day_s = len(rates) * period_s
     if keda_path is not None:

@@ -40,6 +40,7 @@ class RequestTrace:
     first. None: the priority of its adapter.
     `step_s`: the recorded times were multiples of `step_s`, s, and were then spread over each step; 0: they were not.
     `start_s`: origin of the times, s since 1970 (UTC), or since the start of a recording without dates.
+    `notes`: what to tell a user about how the recording was read; not in files.
     """
 
     time_s: npt.NDArray[np.float64]
@@ -52,6 +53,7 @@ class RequestTrace:
     priority: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
     step_s: float = field(default=0.0, kw_only=True)
     start_s: float = field(default=0.0, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @checked
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ class RequestTrace:
     ) -> RequestTrace:  # fmt: skip
         """A trace of simulated requests from its columns, without checks."""
         made, write = object.__new__(cls), object.__setattr__
-        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0, 0.0)
+        given = (time_s, adapter, input_tokens, output_tokens, None, None, None, None, 0.0, 0.0, ())
         for each, column in zip(fields(cls), given, strict=True):
             write(made, each.name, column)
         for column in given[:4]:

@@ -12,7 +12,7 @@ import packer
 from packer.cli.declare import bundle, command, flag, option
 from packer.cli.evaluate import MeasuredTraffic
 from packer.cli.live.calibrate import duration
-from packer.cli.options import Output, PlanArgument, Writing, common
+from packer.cli.options import FleetFile, Output, PlanArgument, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.traffic import PrometheusOptions, refuse_unused
 from packer.errors import IncompatibleError
@@ -158,7 +158,7 @@ def follow(file: PlanArgument, given: Followed, looks: Looks, metrics: Prometheu
 def _rehearsed(plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, out: Writing) -> int:
     from packer.operate.rehearse import rehearse
 
-    replayed = packer.read_workload(given.simulate or "")
+    replayed = FleetFile(workload_path=given.simulate or "").fleet()
     unknown = set(replayed.names) - set(fleet.names)
     if replayed.arrivals.trace is None or unknown:
         raise IncompatibleError(

@@ -12,7 +12,7 @@ import click
 import packer
 from packer.cli.declare import argument, bundle, command, option
 from packer.cli.live.calibrate import duration
-from packer.cli.options import DEFAULT_PROFILE, Writing, common, numbers
+from packer.cli.options import DEFAULT_PROFILE, FleetFile, Writing, common, numbers
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import servers
 from packer.cli.traffic import refuse_unused
@@ -155,7 +155,7 @@ def _bench_lines(run: int, found: BenchRun) -> list[Table | str]:
 
 
 def _replayed(plan: packer.Plan, path: str) -> packer.Workload:
-    fleet = packer.read_workload(path)
+    fleet = FleetFile(workload_path=path).fleet()
     if fleet.arrivals.trace is None or fleet.names != plan.workload.names:
         raise click.UsageError(f"--trace: {path} must be a trace of the plan's {len(plan.workload)} adapters.")
     return plan.workload.with_arrivals(fleet.arrivals)

@@ -94,7 +94,8 @@ class Trace:
         """What to tell a user about how the log was read."""
         said = none_called(self.unmet, "--skip, --strip-prefix", self.names)
         if self.step_s:
-            said.append(stepped(self.step_s))
+            spread_over = "the requests of a step are spread over it at random"
+            said.append(f"timestamps come in steps of {self.step_s:g} s: {spread_over}")
         columns = (self.time_s, self.input_tokens, self.output_tokens, self.adapter)
         same = [np.diff(each) == 0 for each in columns if each is not None]
         if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(self):
@@ -116,6 +117,7 @@ class Trace:
         return RequestTrace(
             self.time_s, self.owner, self.input_tokens, self.output_tokens, blocks=self.blocks,
             sessions=self.sessions, priority=self.priority, step_s=self.step_s, start_s=self.start_s,
+            notes=tuple(self.notes),
         )  # fmt: skip
 
 
@@ -129,11 +131,6 @@ def step_of(time_s: FloatArray) -> float:
     parts = time_s / step_s
     whole = bool(np.allclose(parts, np.round(parts), rtol=0.0, atol=1e-3))
     return round(step_s, 6) if step_s >= SHORTEST_STEP_S and whole else 0.0
-
-
-def stepped(step_s: float) -> str:
-    """A note to the user about timestamps that come in steps."""
-    return f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:

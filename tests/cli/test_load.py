@@ -16,15 +16,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_steps_of_timestamps_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """Requests of a trace in whole steps are spread over each, which every command that takes it says."""
-    rows = "".join(f"{3 * (k // 4)},a{k % 2},8,300,20\n" for k in range(400))
+def test_how_a_trace_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command that takes a trace says that requests in whole steps are spread, and which requests are left out:
+    those far in time from the others, and those without tokens."""
+    rows = "".join(f"{3 * (k // 4)},a{k % 2},8,300,20\n" for k in range(400)) + "9,a0,8,5,0\n9e7,a0,8,300,20\n"
     Path("trace.csv").write_text("timestamp,adapter,rank,input_tokens,output_tokens\n" + rows)
     for words in (["solve", "trace.csv", "-o", "a.json"], ["simulate", "trace.csv", "--max-loras", "2"]):
         assert run(words) == 0
-        assert "timestamps come in steps of 3 s" in " ".join(capsys.readouterr().err.split())
+        said = " ".join(capsys.readouterr().err.split())
+        assert "timestamps come in steps of 3 s" in said
+        assert "left out 1 of 401 requests, which have no tokens" in said
+        assert "left out 1 request far in time from all others" in said
         assert run([*words, "--quiet", "--force"]) == 0
-        assert "steps" not in capsys.readouterr().err
+        assert "packer: left" not in capsys.readouterr().err
 
 
 def test_a_trace_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
