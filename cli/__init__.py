@@ -38,9 +38,7 @@ def main() -> None:
 
 def run(arguments: list[str], *, started: float | None = None) -> int:
     """Run the command line. Return the exit code: 0 ok, 1 internal, 2 input, 3 could not be done, 130 interrupted.
-
-    `started`: `time.monotonic()` when the user started the command. None means now.
-    """
+    `started`: `time.monotonic()` when the user started the command. None means now."""
     as_json, out = "--json" in arguments, sys.stdout
 
     def failed(error: BaseException, code: int, message: str = "") -> int:

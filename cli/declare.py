@@ -206,10 +206,8 @@ def command(function: Callable[..., Any]) -> click.Command:
 
 
 class Command(click.Command):
-    """A command whose help page groups its options by subject, as in `options.toml`.
-
-    `everywhere`: switches that every command has, like `--help`.
-    """
+    """A command whose help page groups its options by subject, as in `options.toml`. `everywhere`: switches that every
+    command has, like `--help`."""
 
     everywhere: Sequence[click.Parameter] = ()
 

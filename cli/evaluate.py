@@ -83,10 +83,8 @@ class MeasuredTraffic:
     def reader(
         self, metrics: PrometheusOptions, reading: PlanLogOptions | None = None, *, once: bool
     ) -> Callable[[], Seen] | None:
-        """Return a function that measures the fleet, or None if no source of traffic is given.
-
-        `once`: measure the busiest window of a log, and return the log; otherwise its last window.
-        """
+        """Return a function that measures the fleet, or None if no source of traffic is given. `once`: measure the
+        busiest window of a log, and return the log; otherwise its last window."""
         from packer.operate.observe import latest_of_metrics, log_of_plan, seen_in_log
         from packer.traces.access_log import USUAL
 

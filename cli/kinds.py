@@ -37,10 +37,8 @@ class KindArguments(ServerSettings):
     available: tuple[str, ...] = option("--available", multiple=True, metavar="PROFILE=N")
 
     def kinds(self, rank: int = 0) -> list[packer.GpuKind]:
-        """The kinds of server, with the prices and numbers of GPUs that were given.
-
-        `rank`: largest rank of the fleet's adapters, for servers given by their GPU; 0: not known.
-        """
+        """The kinds of server, with the prices and numbers of GPUs that were given. `rank`: largest rank of the fleet's
+        adapters, for servers given by their GPU; 0: not known."""
         by_gpu = bool(self.gpu_names) or self.model is not None
         names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
         found = self._of_gpus(rank) if by_gpu else self._of_profiles(names)

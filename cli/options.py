@@ -181,10 +181,8 @@ class Writing(Output):
     force: bool = flag(everywhere=True)
 
     def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
-        """Check before long work that results can be written to the paths.
-
-        Raises `ValidationError`: a path has none of `endings` (if any); `OutputError`: it can't be written.
-        """
+        """Check before long work that results can be written to the paths. Raises `ValidationError`: a path has none of
+        `endings` (if any); `OutputError`: it can't be written."""
         from packer.io.files import check_ending, check_writable
 
         for path in (each for each in paths if each is not None):

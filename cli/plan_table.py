@@ -23,9 +23,7 @@ def plan_lines(
     plan: packer.Plan, old: packer.Plan | None = None, *, by_default: bool = False, briefly: bool = False
 ) -> list[Part]:
     """Return the plan's decision (if any), servers, facts and reasons, and the changes from the running plan `old`.
-
-    `by_default`: the profile is the default. `briefly`: leave out facts that a decision does not need.
-    """
+    `by_default`: the profile is the default. `briefly`: leave out facts that a decision does not need."""
     from packer.report.context import queueing
 
     gpus = [_gpus(plan)] if plan.bins else []

@@ -123,9 +123,7 @@ class Planning:
         hour: packer.RequestTrace | None, **given: Any,
     ) -> packer.Plan:  # fmt: skip
         """Return the plan for the objective, or else the plan to deploy, which must hold in an `hour` of a log, too.
-
-        `later`: modules to import meanwhile.
-        """
+        `later`: modules to import meanwhile."""
         from packer.twin.engine.compile import begin
 
         begin()  # compile kernels during the imports

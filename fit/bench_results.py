@@ -41,9 +41,7 @@ without prefills differ too much for their mean to represent them."""
 
 class Steady(NamedTuple):
     """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms.
-
-    `seen`: requests decoding in the steps of a request, its own included: no step is without any.
-    """
+    `seen`: requests decoding in the steps of a request, its own included: no step is without any."""
 
     batch: float
     prompt: float

@@ -45,10 +45,8 @@ def gain_of(sim: Run, again: Run) -> float:
 
 
 def wanted_step_ms(run: MeasuredRun, sim: Run, step_ms: float, gain: float) -> float:
-    """Return the mean step time that would give the measured TPOT and, for a starved run, throughput.
-
-    `gain`: percent of TPOT per percent of step time (`gain_of`); not used for a starved run.
-    """
+    """Return the mean step time that would give the measured TPOT and, for a starved run, throughput. `gain`: percent
+    of TPOT per percent of step time (`gain_of`); not used for a starved run."""
     factor = run.metrics["tpot_mean_ms"] / sim.mean_tpot_ms
     if run.starved and sim.total_token_throughput > 0:
         by_throughput = sim.total_token_throughput / run.metrics["total_tok_s"]

@@ -16,10 +16,8 @@ from packer.twin.memory.policy import least_kv_tokens
 
 
 def fit_memory(rows: Sequence[Row], model: ModelSpec, engine: EngineSpec) -> MemorySpec:
-    """Fit KV bytes to slots and slots × rank by least squares; measured points are stored and stay exact.
-
-    Raises `ModelError`: fewer than three measured capacities.
-    """
+    """Fit KV bytes to slots and slots × rank by least squares; measured points are stored and stay exact. Raises
+    `ModelError`: fewer than three measured capacities."""
     points = [(whole(row, "max_loras"), whole(row, "max_lora_rank"), whole(row, "kv_cache_tokens")) for row in rows]
     if len(points) < 3:
         raise ModelError(f"Expected at least 3 measured KV capacities, got {len(points)}.")

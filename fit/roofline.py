@@ -82,10 +82,8 @@ class Roofline:
 
     def _experts_ms(self, tokens: FloatArray) -> FloatArray:
         """Return the time of one layer's experts, ms: read the touched experts, multiply each token with its own.
-
         Tokens choose similar experts: a batch touches as many experts as `tokens ** routing` independent tokens. The
-        times add up because experts with few tokens are bound by reading, experts with many tokens by arithmetic.
-        """
+        times add up because experts with few tokens are bound by reading, experts with many tokens by arithmetic."""
         model, shares = self.model, self.shares
         share = model.experts_per_token / model.experts
         touched = model.experts * (1.0 - (1.0 - share) ** tokens ** shares["routing"])

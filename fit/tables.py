@@ -95,9 +95,7 @@ def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
     """One run of a real server: its inputs and measured metrics; a metric that was not measured is absent.
-
-    `max_outstanding`: maximum number of outstanding requests of the client, if it had one.
-    """
+    `max_outstanding`: maximum number of outstanding requests of the client, if it had one."""
 
     run_id: str
     family: str

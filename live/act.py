@@ -100,10 +100,8 @@ class Acting:
         return found
 
     def changes(self, *, prune: bool = False) -> list[Change]:
-        """Return the changes to the plan.
-
-        Raises `IncompatibleError`: servers are missing, do not fit or lack room; `OutputError`: of the router's file.
-        """
+        """Return the changes to the plan. Raises `IncompatibleError`: servers are missing, do not fit or lack room;
+        `OutputError`: of the router's file."""
         seen = self.look()
         goal = goal_of(self, seen, prune=prune)
         if self.fleet.router is not None and (routes := _routes(goal)):

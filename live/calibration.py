@@ -136,9 +136,7 @@ def calibrate(
     seed: int = 0, progress: Progress = silent,
 ) -> tuple[Profile, list[Outcome], bool]:  # fmt: skip
     """Measure servers of a launch file; return the fitted profile, outcomes, and whether the budget cut it short.
-
-    Raises `LiveError`: nothing usable was measured; the message says why.
-    """
+    Raises `LiveError`: nothing usable was measured; the message says why."""
     campaign = Campaign(launch, folder, budget_s=budget_s, progress=progress)
     with claimed(folder):
         outcomes = campaign.run(sessions(launch, servers, seed=seed))
@@ -208,10 +206,8 @@ def profile_of(launch: Launch, outcomes: Sequence[Outcome], memory: MemorySpec |
 
 
 def from_client(outcome: Outcome) -> from_log.Observations:
-    """Return step times without a step log, from bursts, whose batch is known from the outside.
-
-    Decodes: the median gap between the tokens of a burst. Prefills: the TTFT of prompts that are sent alone.
-    """
+    """Return step times without a step log, from bursts, whose batch is known from the outside. Decodes: the median gap
+    between the tokens of a burst. Prefills: the TTFT of prompts that are sent alone."""
     load, task = outcome.load, outcome.task
     empty = np.zeros(0)
     rows: list[tuple[float, ...]] = []

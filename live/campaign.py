@@ -67,10 +67,8 @@ class Campaign:
         self.out_of_time = False
 
     def run(self, sessions: Sequence[Session]) -> list[Outcome]:
-        """Return outcomes in order; if the budget ends, the rest is absent and `out_of_time` is True.
-
-        Raises `ValidationError`: a session's folder has results of another server.
-        """
+        """Return outcomes in order; if the budget ends, the rest is absent and `out_of_time` is True. Raises
+        `ValidationError`: a session's folder has results of another server."""
         for session in sessions:
             self._check_server(session)
         outcomes: list[Outcome] = []

@@ -89,10 +89,8 @@ def usable_vllm(python: str) -> VllmEnvironment:
 
 
 def find_vllm(python: str | None = None) -> tuple[VllmEnvironment | None, list[str]]:
-    """Return the first interpreter with vLLM, and why earlier candidates are not usable.
-
-    Candidates in order: only `python` if given; else that of `PYTHON_VARIABLE`, of `DEFAULT_ENVIRONMENTS`, this one.
-    """
+    """Return the first interpreter with vLLM, and why earlier candidates are not usable. Candidates in order: only
+    `python` if given; else that of `PYTHON_VARIABLE`, of `DEFAULT_ENVIRONMENTS`, this one."""
     listed = [os.environ[PYTHON_VARIABLE]] if PYTHON_VARIABLE in os.environ else []
     folders = (Path(name, "bin", "python") for name in DEFAULT_ENVIRONMENTS)
     candidates = [*listed, *(str(p.absolute()) for p in folders if p.exists()), sys.executable]
@@ -158,11 +156,8 @@ def _version(where: Address) -> Check:
 
 
 def served_models(where: Address) -> tuple[list[str], list[str]]:
-    """Names of the base model and of the adapters that the server serves, perhaps none.
-
-    vLLM's adapters have a parent; of a list without parents, the first name is the base model's.
-    Raises `LiveError`: no answer, or an error.
-    """
+    """Names of the base model and of the adapters that the server serves, perhaps none. vLLM's adapters have a parent;
+    of a list without parents, the first name is the base model's. Raises `LiveError`: no answer, or an error."""
     status, text = get(where, "/v1/models")
     if not status:
         raise LiveError(f"{where.url} can't be reached: {text}.")

@@ -64,10 +64,8 @@ class Host:
 
 @dataclass(frozen=True)
 class RouterFile:
-    """The file with a router's routes to adapters, and the command that makes the router reload the file.
-
-    `namespace`, `adapters_claim`, `token_secret`: options of `packer export` for Kubernetes.
-    """
+    """The file with a router's routes to adapters, and the command that makes the router reload the file. `namespace`,
+    `adapters_claim`, `token_secret`: options of `packer export` for Kubernetes."""
 
     format: str
     file: str

@@ -59,10 +59,8 @@ class Observations:
 
 
 def waiting_at(steps: Steps, load: LoadResult) -> FloatArray:
-    """Return the waiting requests in each step, (n,): sent, not finished and not in the batch.
-
-    The client and the worker share the machine's monotonic clock; the worker has no access to the queue.
-    """
+    """Return the waiting requests in each step, (n,): sent, not finished and not in the batch. The client and the
+    worker share the machine's monotonic clock; the worker has no access to the queue."""
     now = steps.start_s - load.started_monotonic_s
     sent = np.sort(load.sent_s[np.isfinite(load.sent_s)])
     finished = np.sort(load.finish_s[np.isfinite(load.finish_s)])
@@ -104,10 +102,8 @@ def _level(values: FloatArray) -> IntArray:
 
 
 def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dict[str, float]]:
-    """Fit the linear law by non-negative least squares; return it with its cross-validated and own errors.
-
-    Raises `LiveError`: too few measurements for any law.
-    """
+    """Fit the linear law by non-negative least squares; return it with its cross-validated and own errors. Raises
+    `LiveError`: too few measurements for any law."""
     parts = [o.equations() for o in observations if len(o.count)]
     total = sum(len(part.step_ms) for part in parts)
     if total < MIN_EQUATIONS:

@@ -67,10 +67,8 @@ class RunningServer:
         return Models(tuple(name for name, _ in base), longest if isinstance(longest, int) else None, own)
 
     def load(self, name: str, path: str) -> None:
-        """Load an adapter; one that is loaded already from the same path stays.
-
-        Raises also unless the server then lists it with this path and answers a request of one token for it.
-        """
+        """Load an adapter; one that is loaded already from the same path stays. Raises also unless the server then
+        lists it with this path and answers a request of one token for it."""
         try:
             self._json("/v1/load_lora_adapter", self.limits.load_s, {"lora_name": name, "lora_path": path})
         except LiveError:
@@ -136,10 +134,8 @@ def each_of(servers: Iterable[RunningServer], ask: Callable[[RunningServer], T])
 
 
 class ShellCommand:
-    """A user's command in a shell, in a process group of its own; it starts when the object is made.
-
-    `where`: whose key its output must not show.
-    """
+    """A user's command in a shell, in a process group of its own; it starts when the object is made. `where`: whose key
+    its output must not show."""
 
     def __init__(self, text: str, where: Address) -> None:
         self.text, self.begun_s, self._said = text, time.monotonic(), tempfile.TemporaryFile()  # noqa: SIM115

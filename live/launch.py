@@ -1,7 +1,5 @@
-"""How to start a real server: the content of `--launch FILE.toml`. Paths in the file are relative to the file.
-
-`packer live setup-cpu` writes a launch file for the tiny model; docs/live.md has launch files for GPUs.
-"""
+"""How to start a real server: the content of `--launch FILE.toml`. Paths in the file are relative to the file. `packer
+live setup-cpu` writes a launch file for the tiny model; docs/live.md has launch files for GPUs."""
 
 from __future__ import annotations
 
@@ -96,9 +94,7 @@ class Launch:
 
 def filled(what: str, text: str, **values: object) -> str:
     """Replace names in braces by values; {{ is a brace. Raises `ValidationError`: the text has other names in braces.
-
-    `what`: description of the text for the error message.
-    """
+    `what`: description of the text for the error message."""
     known = {"{{": "{", "}}": "}", **{f"{{{name}}}": str(value) for name, value in values.items()}}
     try:
         return re.sub(r"\{\{|\}\}|\{\w*\}|[{}]", lambda found: known[found[0]], text)

@@ -189,10 +189,8 @@ def run_job(
 
 @contextmanager
 def _held_back() -> Iterator[None]:
-    """Delay signals that end a run to the end of the block, when the caller knows the client that it must stop.
-
-    The client inherits the mask. In this process another thread may still get a signal, so handlers record it.
-    """
+    """Delay signals that end a run to the end of the block, when the caller knows the client that it must stop. The
+    client inherits the mask. In this process another thread may still get a signal, so handlers record it."""
     seen: list[int] = []
     main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in STOPPING if main}

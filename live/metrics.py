@@ -26,9 +26,7 @@ MAX_FIGURE = 1e18
 @dataclass(frozen=True)
 class KvCache:
     """A server's KV cache as vLLM states it: blocks of all data-parallel engines, and `said` tokens of each engine.
-
-    `said`: in requests of `max_model_len`; None before 0.24, which do not state it.
-    """
+    `said`: in requests of `max_model_len`; None before 0.24, which do not state it."""
 
     blocks: int
     block_size: int
@@ -41,10 +39,8 @@ class KvCache:
         return self.blocks * self.block_size if self.said is None else self.said * self.engines
 
     def capacity(self, shape: KvShape | None, max_model_len: int) -> int:
-        """Tokens that all layers keep, without vLLM's null blocks (vllm/v1/core/block_pool.py).
-
-        Each group of layers has blocks of its own, so a token takes one place in each group's blocks.
-        """
+        """Tokens that all layers keep, without vLLM's null blocks (vllm/v1/core/block_pool.py). Each group of layers
+        has blocks of its own, so a token takes one place in each group's blocks."""
         usable = (self.blocks - self.engines) * self.block_size
         if shape is not None:  # the rarest kind of layers is one group: the share tells how many there are
             return usable // Fraction(shape.windowed_share).limit_denominator(64).denominator

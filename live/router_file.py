@@ -22,10 +22,8 @@ Routes = Mapping[str, Mapping[int, float]]  # For each adapter the share of its 
 
 @dataclass(frozen=True, eq=False)
 class RouterWriter:
-    """Writes the routes of a fleet's servers in the format of its router.
-
-    `ranks`: of all adapters, also of those that came after the plan; 0: the base model.
-    """
+    """Writes the routes of a fleet's servers in the format of its router. `ranks`: of all adapters, also of those that
+    came after the plan; 0: the base model."""
 
     fleet: LiveFleet
     plan: Plan

@@ -121,10 +121,8 @@ class LiveServer:
         return f"http://{HOST}:{self.port}"
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> Failure | None:
-        """Start and wait until healthy; if another process took the port, try another port.
-
-        `stop` is called while waiting: True ends the attempt.
-        """
+        """Start and wait until healthy; if another process took the port, try another port. `stop` is called while
+        waiting: True ends the attempt."""
         self.folder.mkdir(parents=True, exist_ok=True)
         failure: Failure | None = None
         for _ in range(PORT_TRIES):
@@ -227,10 +225,8 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
 
 
 def get(where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None) -> tuple[int, str]:
-    """GET a page, or POST a JSON `body`; return status and text of the answer.
-
-    Status 0 and the reason: no answer of up to `MAX_PAGE_BYTES` came in time.
-    """
+    """GET a page, or POST a JSON `body`; return status and text of the answer. Status 0 and the reason: no answer of up
+    to `MAX_PAGE_BYTES` came in time."""
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
     about: dict[str, Any] = {"limit_bytes": MAX_PAGE_BYTES, "content_type": "application/json"}
     try:

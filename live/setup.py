@@ -30,9 +30,7 @@ TINY = read_model_config(Path(inside.__file__).with_name("tiny-llama") / "config
 
 def write_files(python: str, folder: Path, model: ModelDimensions, ranks: Sequence[int], *, whole: bool) -> None:
     """Write `adapters/rank-N/` below `folder` with vLLM's interpreter; if `whole`, also `model/`, the tiny model.
-
-    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write to `folder`.
-    """
+    Raises `LiveError`: the interpreter lacks `tokenizers` or `safetensors`, or cannot write to `folder`."""
     names = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")
     shape = {name: getattr(model, name) for name in (*names, *(("vocabulary",) if whole else ()))}
     spec = {"directory": str(folder.resolve()), "ranks": list(ranks), **shape}

@@ -42,10 +42,8 @@ class Steps:
         return Steps(*(getattr(self, f.name)[keep] for f in fields(self)))
 
     def periods_ms(self) -> FloatArray:
-        """Return the time from each step's start to the next step's, (n,); NaN if the engine may have been idle.
-
-        This is the whole step: scheduling, model, sampling and output.
-        """
+        """Return the time from each step's start to the next step's, (n,); NaN if the engine may have been idle. This
+        is the whole step: scheduling, model, sampling and output."""
         periods = np.full(len(self), np.nan)
         if len(self) > 1:
             gaps = np.diff(self.start_s) * 1e3

@@ -55,10 +55,8 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Outcome of a task: a failure to start, or a load (perhaps cut short), metrics and steps.
-
-    `reused`: measured by an earlier campaign in the same folder.
-    """
+    """Outcome of a task: a failure to start, or a load (perhaps cut short), metrics and steps. `reused`: measured by an
+    earlier campaign in the same folder."""
 
     session: Session
     task: Task
@@ -88,10 +86,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where requests go: a server started here, or one that was running already (`server` None).
-
-    `authorization`: the server's authorization header.
-    """
+    """Where requests go: a server started here, or one that was running already (`server` None). `authorization`: the
+    server's authorization header."""
 
     url: str
     base: str = BASE

@@ -179,11 +179,8 @@ class ValidationSpec:
 
 
 class Validation:
-    """Measures bins on real servers; partial results survive an interrupt in `reports`.
-
-    `numbers`: of the bins in the plan, by default 0, 1, …. `keys` name the bins' folders below `folder`, by default
-    gpu-NUMBER.
-    """
+    """Measures bins on real servers; partial results survive an interrupt in `reports`. `numbers`: of the bins in the
+    plan, by default 0, 1, …. `keys` name the bins' folders below `folder`, by default gpu-NUMBER."""
 
     def __init__(
         self, launch: Launch, fleet: Workload, bins: Sequence[Bin], folder: Path, spec: ValidationSpec,
@@ -197,10 +194,8 @@ class Validation:
         self._stop = threading.Event()
 
     def run(self) -> list[BinReport]:
-        """Measure all bins; return their reports in order. An interrupt stops the servers before it is raised.
-
-        Raises `OutputError`: another process measures into the same folder.
-        """
+        """Measure all bins; return their reports in order. An interrupt stops the servers before it is raised. Raises
+        `OutputError`: another process measures into the same folder."""
         places = split_cores(self.launch.server_cores, self.spec.parallel)
         free: SimpleQueue[int] = SimpleQueue()
         for place in range(self.spec.parallel):

@@ -35,10 +35,8 @@ class MostTuning(Objective):
         return f"it needs a linear step law, which {', '.join(paper)} has not" if paper else None
 
     def fleet(self, workload: Workload) -> Workload:
-        """The fleet with a fine-tuning job on every server: the workload's job, or a default one.
-
-        Raises `IncompatibleError`: the job has no samples, or its policy is "none".
-        """
+        """The fleet with a fine-tuning job on every server: the workload's job, or a default one. Raises
+        `IncompatibleError`: the job has no samples, or its policy is "none"."""
         fleet = super().fleet(workload)
         fleet = fleet.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
         if not trains(fleet.fine_tuning):

@@ -222,10 +222,8 @@ def evaluate_plan(
 
 
 def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None, add: Sequence[Adapter] = ()) -> Plan:
-    """The plan, held to a latency goal instead of the one that it was made for; unchanged for None.
-
-    `add`: adapters that come to the plan, which may have classes of their own.
-    """
+    """The plan, held to a latency goal instead of the one that it was made for; unchanged for None. `add`: adapters
+    that come to the plan, which may have classes of their own."""
     if slo is None:
         return plan
     every = {each.name: each for each in (*plan.workload.adapters, *add)}
@@ -262,10 +260,8 @@ def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, hours: Hours)
 
 def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
     """How many adapters are beyond their limits in the first hour and in `FRESH_HOURS` further ones; if one of these
-    breaks the limits, in `MORE_HOURS` in all, unless fewer show that this is neither rare nor chance.
-
-    If the first hour keeps the limits, servers draw their own random numbers in the further ones, which are not shown.
-    """
+    breaks the limits, in `MORE_HOURS` in all, unless fewer show that this is neither rare nor chance. If the first hour
+    keeps the limits, servers draw their own random numbers in the further ones, which are not shown."""
     found = [_beyond(plan, changed, hours, hours.seed)]
     apart = not found[0]
     for place in range(1, MORE_HOURS):

@@ -337,10 +337,8 @@ class Following:
         return self.keeper.held if self._pretended is None else self.held
 
     def run(self, after: After, fleet: Callable[[], Workload] | None = None) -> None:
-        """Make a step every `every_s` until interrupted, and as soon as a serving server does not answer.
-
-        `after`: called after each step. `fleet`: the adapters to serve, read before each step.
-        """
+        """Make a step every `every_s` until interrupted, and as soon as a serving server does not answer. `after`:
+        called after each step. `fleet`: the adapters to serve, read before each step."""
         seen = self.acting.look()
         if wrong := self.check(seen):
             raise IncompatibleError(next(iter(wrong.values())))

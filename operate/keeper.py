@@ -382,10 +382,8 @@ class Keeper:
         return Decision(change, why, len(near.loads))
 
     def corrected(self, predicted: float, measured: float) -> float:
-        """Move `level` a tenth of the way towards predicted / measured, within 0.7 to 1.3, and return it.
-
-        `predicted`, `measured`: a time per token of the same load, in the same unit.
-        """
+        """Move `level` a tenth of the way towards predicted / measured, within 0.7 to 1.3, and return it. `predicted`,
+        `measured`: a time per token of the same load, in the same unit."""
         if predicted > 0.0 and measured > 0.0:
             wanted = min(max(predicted / measured, 0.5), 2.0)
             self.level = min(max(self.level * (wanted / self.level) ** 0.1, 0.7), 1.3)

@@ -108,9 +108,7 @@ def busiest_requests(trace: Trace, window_s: float) -> Trace:
 
 def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTrace | None:
     """The requests of a log to the adapters of these names, by their place among the names; None if there are none.
-
-    `window_s`: minimum length. It is longer than a short log, so that all of its requests end.
-    """
+    `window_s`: minimum length. It is longer than a short log, so that all of its requests end."""
     place = {name: i for i, name in enumerate(names) if name}
     numbers = np.array([place.get(name, -1) for name in log.names], dtype=np.int64)
     assert log.adapter is not None

@@ -31,10 +31,8 @@ LATE_S = 600.0  # Time that servers have to drain after the day, s.
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Servers that serve from `start_s` to `end_s`, behind a router.
-
-    `numbers`: a number for each server, which goes on in other windows that have its number; (): 0, 1, ….
-    """
+    """Servers that serve from `start_s` to `end_s`, behind a router. `numbers`: a number for each server, which goes on
+    in other windows that have its number; (): 0, 1, …."""
 
     start_s: float
     end_s: float

@@ -128,10 +128,8 @@ def slot_rank_for(rank: int) -> int:
 def keep_real(
     spec: object, key: str, what: str = "", *, low: float, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """Check a field of a frozen dataclass and store it as float, so that equal numbers give equal fingerprints.
-
-    `what`: name of the field in messages; "": its key.
-    """
+    """Check a field of a frozen dataclass and store it as float, so that equal numbers give equal fingerprints. `what`:
+    name of the field in messages; "": its key."""
     name = key.rpartition(".")[2]
     value = getattr(spec, name)
     if type(value) is not float or not (low < value < math.inf and value <= high):

@@ -1,7 +1,5 @@
-"""Many servers behind one router: which kinds there are, how many, and which adapters each may serve.
-
-Files are read by `packer.io.clusters`; `packer.twin.cluster` simulates them.
-"""
+"""Many servers behind one router: which kinds there are, how many, and which adapters each may serve. Files are read by
+`packer.io.clusters`; `packer.twin.cluster` simulates them."""
 
 from __future__ import annotations
 
@@ -140,10 +138,8 @@ class Cluster:
         return cls((ServerKind(profile.name, profile, max_loras, max_lora_rank),), (profile.name,) * n)
 
     def resized(self, n: int) -> Cluster:
-        """This cluster with `n` servers; all servers must be of one kind.
-
-        Raises `IncompatibleError`: its servers or nodes differ, it has a placement, or a node has several servers.
-        """
+        """This cluster with `n` servers; all servers must be of one kind. Raises `IncompatibleError`: its servers or
+        nodes differ, it has a placement, or a node has several servers."""
         if len(set(self.servers)) > 1 or self.placement is not None:
             raise IncompatibleError("Only a cluster of equal servers without a placement can be resized.")
         if len(set(self.nodes)) > 1 or any(node.servers > 1 for node in self.nodes):

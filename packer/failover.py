@@ -79,10 +79,8 @@ def _with(item: Bin, shares: dict[int, float]) -> Bin:
 def with_slots_for_loss(
     workload: Workload, bins: Sequence[Bin], slotted: Callable[[Sequence[Bin]], Sequence[Bin] | None]
 ) -> list[Bin] | None:
-    """The bins with enough slots for the loss of any other bin; None if an adapter then fits nowhere.
-
-    `slotted`: gives the remaining bins the slots that they need; None if no number of slots is enough.
-    """
+    """The bins with enough slots for the loss of any other bin; None if an adapter then fits nowhere. `slotted`: gives
+    the remaining bins the slots that they need; None if no number of slots is enough."""
     slots = [item.max_loras for item in bins]
     for lost in range(len(bins)):
         left, unplaced = without_server(workload, bins, lost)

@@ -20,10 +20,8 @@ _ANGLES = (np.arange(NODES) + 0.5) * (np.pi / NODES)
 
 
 def unit_gamma(shapes: FloatArray, z: FloatArray) -> FloatArray:
-    """Quantiles of gamma distributions with mean 1, float64 (k, n), for shapes (k,) at standard-normal scores (n,).
-
-    The quantiles of a shape do not depend on the other shapes, not even in the last bit.
-    """
+    """Quantiles of gamma distributions with mean 1, float64 (k, n), for shapes (k,) at standard-normal scores (n,). The
+    quantiles of a shape do not depend on the other shapes, not even in the last bit."""
     out = np.empty((len(shapes), len(z)))
     usual = (shapes >= SHAPES[0]) & (shapes <= SHAPES[1])
     for k in np.flatnonzero(~usual).tolist():
@@ -45,10 +43,8 @@ def unit_gamma(shapes: FloatArray, z: FloatArray) -> FloatArray:
 
 
 def gamma_covariances(cv: float) -> tuple[FloatArray, FloatArray]:
-    """Correlations of normal scores, 0 to 1, and for each the covariance of a gamma factor with this `cv`.
-
-    Cov(rho) = Σ c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler).
-    """
+    """Correlations of normal scores, 0 to 1, and for each the covariance of a gamma factor with this `cv`. Cov(rho) = Σ
+    c_n² rho^n with c_n the coefficients of the gamma quantile in Hermite polynomials (Mehler)."""
     nodes, weights = _hermite()
     within = np.clip(nodes, -8.0, 8.0)  # beyond 8, the normal distribution function is 1
     values = unit_gamma(np.array([cv**-2.0]), within)[0]
@@ -76,10 +72,8 @@ def normal_tail(z: FloatArray) -> FloatArray:
 
 
 def _log_quantiles(shapes: FloatArray, z: FloatArray) -> FloatArray:
-    """Logarithms of the quantiles, float64 (k, n), for shapes (k, 1) at scores (n,), by Halley's method.
-
-    The logarithm of the smaller tail is a concave function of the logarithm of the quantile.
-    """
+    """Logarithms of the quantiles, float64 (k, n), for shapes (k, 1) at scores (n,), by Halley's method. The logarithm
+    of the smaller tail is a concave function of the logarithm of the quantile."""
     below, tail = z < 0.0, normal_tail(np.abs(z))
     one = np.array([[math.lgamma(each + 1.0)] for each in shapes[:, 0].tolist()])
     cube = 1.0 - 1.0 / (9.0 * shapes) + z / (3.0 * np.sqrt(shapes))  # Wilson and Hilferty, 1931

@@ -87,9 +87,7 @@ class Limits:
 
     def changed(self, values: Mapping[str, float]) -> Limits:
         """The limits changed by `values`. A value for a metric drops its default limit (ITL and TPOT count as one).
-
-        Raises `ValidationError`: a key is unknown, or a value breaks a rule.
-        """
+        Raises `ValidationError`: a key is unknown, or a value breaks a rule."""
         values = {SPELLINGS.get(key, key): value for key, value in values.items()}
         families = {_family(key) for key in values}
         usual = {key: getattr(_USUAL, key) for key in ("p95_ttft_ms", "mean_itl_ms")}
@@ -182,9 +180,7 @@ class Goal:
 
     def changed_by(self, given: GoalLike | None) -> Goal:
         """The goal that `given` means: a goal itself, this goal changed by a text, or only the limits of a mapping.
-
-        None returns this goal. Raises `ValidationError`: `given` has another form.
-        """
+        None returns this goal. Raises `ValidationError`: `given` has another form."""
         if given is None:
             return self
         if isinstance(given, str):
@@ -248,10 +244,8 @@ class Goal:
         return dict(self.classes).get(slo_class or "", self.limits)
 
     def column(self, workload: Workload, key: str) -> FloatArray:
-        """The limit `key` of each adapter, float64 (n,), ms; infinite for adapters without it.
-
-        An unknown class has the limits of adapters without a class.
-        """
+        """The limit `key` of each adapter, float64 (n,), ms; infinite for adapters without it. An unknown class has the
+        limits of adapters without a class."""
         usual = self.limits.to_dict().get(key, math.inf)
         if not self.classes:
             return np.full(len(workload), usual)
@@ -322,10 +316,8 @@ GoalLike = Goal | str | Mapping[str, float]  # What functions accept as a goal (
 
 
 def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
-    """Parse KEY=VALUE,… A value that is not a number stays text, which the check of its key refuses later.
-
-    Raises `ValidationError`: a part has another form, an unknown key, or a repeated key.
-    """
+    """Parse KEY=VALUE,… A value that is not a number stays text, which the check of its key refuses later. Raises
+    `ValidationError`: a part has another form, an unknown key, or a repeated key."""
     known, values = tuple(known), {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")

@@ -35,11 +35,8 @@ class KvShape:
         checks.keep_integer(self, "model.kv_shape.state_block", low=0)
 
     def held(self, tokens: float, ahead: int = 0) -> float:
-        """Return what a request of `tokens` tokens holds.
-
-        `ahead`: tokens of a step, which layers with a window keep, too (vllm/v1/kv_cache_interface.py of 0.32.0,
-        `SlidingWindowSpec.max_admission_blocks_per_request`).
-        """
+        """Return what a request of `tokens` tokens holds. `ahead`: tokens of a step, which layers with a window keep,
+        too (vllm/v1/kv_cache_interface.py of 0.32.0, `SlidingWindowSpec.max_admission_blocks_per_request`)."""
         further = max(tokens - self.window - ahead, 0)
         return tokens - self.windowed_share * further + self.request_tokens
 

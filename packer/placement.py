@@ -15,10 +15,8 @@ SHARE_TOLERANCE = 1e-6
 
 
 def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[int]) -> None:
-    """Check that ranks and base models fit, and that each adapter is unplaced or has shares that sum to 1.
-
-    Raises `ValidationError`: a rule is broken; the message names the rule, the server and the adapter.
-    """
+    """Check that ranks and base models fit, and that each adapter is unplaced or has shares that sum to 1. Raises
+    `ValidationError`: a rule is broken; the message names the rule, the server and the adapter."""
     n = len(workload)
     placed = np.zeros(n)
     for k, bin_ in enumerate(bins):

@@ -1,7 +1,5 @@
-"""Plans: which adapter goes to which server, how each server starts, and a bound on the plan's quality.
-
-Files are read and written by `packer.io.plans`.
-"""
+"""Plans: which adapter goes to which server, how each server starts, and a bound on the plan's quality. Files are read
+and written by `packer.io.plans`."""
 
 from __future__ import annotations
 

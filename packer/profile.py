@@ -1,8 +1,5 @@
-"""A calibrated description of one (base model, GPU, engine version, engine settings).
-
-The arithmetic on these numbers is in `packer.twin.law` and `packer.twin.memory`; files are read and
-written by `packer.io.profiles`.
-"""
+"""A calibrated description of one (base model, GPU, engine version, engine settings). The arithmetic on these numbers
+is in `packer.twin.law` and `packer.twin.memory`; files are read and written by `packer.io.profiles`."""
 
 from __future__ import annotations
 

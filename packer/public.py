@@ -112,9 +112,7 @@ def check_fields(item: Any, cause: BaseException | None = None) -> None:
 
 def check_types(owner: Any, given: Mapping[str, object], cause: BaseException | None = None, of: str = "") -> None:
     """Raise `ValidationError` if a value is not of the type that the function or class `owner` declares for its name.
-
-    `of`: text after the name in the message.
-    """
+    `of`: text after the name in the message."""
     hints = _hints(owner)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):

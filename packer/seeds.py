@@ -1,7 +1,5 @@
-"""Named seeds for independent random streams, derived from the seed that a user gives.
-
-The offsets are so far apart that no two streams share a seed for any seed that users choose.
-"""
+"""Named seeds for independent random streams, derived from the seed that a user gives. The offsets are so far apart
+that no two streams share a seed for any seed that users choose."""
 
 from __future__ import annotations
 

@@ -250,10 +250,8 @@ class Workload:
         )
 
     def slot_rank(self, given: int | None = None) -> int:
-        """`max_lora_rank` of slots that hold every adapter: `given`, or else the smallest that vLLM accepts.
-
-        Raises `ValidationError`: vLLM does not accept `given`, or it is smaller than the largest rank.
-        """
+        """`max_lora_rank` of slots that hold every adapter: `given`, or else the smallest that vLLM accepts. Raises
+        `ValidationError`: vLLM does not accept `given`, or it is smaller than the largest rank."""
         largest = int(self.ranks.max())
         rank = checks.slot_rank_for(largest) if given is None else checks.slot_rank("max_lora_rank", given)
         if rank < largest:
@@ -261,10 +259,8 @@ class Workload:
         return rank
 
     def as_independent(self, *, cached: bool) -> Workload:
-        """The same fleet without sessions and shared prefixes, but with the same mean prompt lengths.
-
-        `cached`: subtract the tokens that an unlimited prefix cache saves, as an approximation of prefix caching.
-        """
+        """The same fleet without sessions and shared prefixes, but with the same mean prompt lengths. `cached`:
+        subtract the tokens that an unlimited prefix cache saves, as an approximation of prefix caching."""
         if not self.shares_prefixes:
             return self
         adapters = []

@@ -28,10 +28,8 @@ smallest rank leave. Closer ranks gain nothing by separate servers."""
 
 
 def cheapest(count: int, found: Callable[[int, int], T | None], cost: Callable[[T], int]) -> list[T]:
-    """The division of kinds 0 to `count` - 1 into two or more runs with the least cost; [] if there is none.
-
-    `found`: what is made of a run, by its first kind and the one after its last; None if nothing can be.
-    """
+    """The division of kinds 0 to `count` - 1 into two or more runs with the least cost; [] if there is none. `found`:
+    what is made of a run, by its first kind and the one after its last; None if nothing can be."""
     # `best[end]`: the runs of the kinds before `end`.
     best: list[list[T] | None] = [[]]
     for end in range(1, count + 1):

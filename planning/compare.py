@@ -53,10 +53,8 @@ class PlanFigures:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one combination: its plan with predicted and reference figures, or why there is none.
-
-    `refused`: why the choices don't fit together. `failed`: the error of a combination that should have worked.
-    """
+    """The result of one combination: its plan with predicted and reference figures, or why there is none. `refused`:
+    why the choices don't fit together. `failed`: the error of a combination that should have worked."""
 
     adapters: int
     objective: str

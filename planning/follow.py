@@ -124,9 +124,7 @@ def _with_ranks(fleet: Workload, item: Bin) -> Bin:
 
 def _lighter(fleet: Workload, item: Bin, holds: Callable[[Bin], bool], last: Collection[int] = ()) -> Bin:
     """The server with the fewest adapters removed, heaviest first, so that it holds; unchanged if nothing helps.
-
-    `last`: adapters that are removed only after all others.
-    """
+    `last`: adapters that are removed only after all others."""
     here = dict(zip(item.adapters, item.rates(fleet) * fleet.mean_tokens[list(item.adapters)], strict=True))
     # `lightest` removes the heaviest first.
     here |= dict.fromkeys(last, -1.0)
@@ -181,10 +179,8 @@ def _placed(
     spread: Callable[[list[dict[int, float]], Callable[[int, Held], Bin]], None] = lambda _held, _made: None,
 ) -> list[Bin]:  # fmt: skip
     """The servers, and new ones up to `servers`, with all missing adapters: the heaviest first, each on the server with
-    the least load that is not `full`.
-
-    `spread`: first changes what servers hold, given that and how a server is made from its number and what it holds.
-    """
+    the least load that is not `full`. `spread`: first changes what servers hold, given that and how a server is made
+    from its number and what it holds."""
 
     def made(s: int, own: Held) -> Bin:
         # A new server is of the kind of the last running one.

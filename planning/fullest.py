@@ -99,11 +99,9 @@ def _most_tok_s(job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArr
 
 
 class _Sample:
-    """A server with a sample of adapters, whose load grows until the server breaks the goal.
-
-    `held`: the hours in which the server must keep the goal. `order`: rows of the adapters in the fleet; the first n
-    are a fair sample for any n, and repeat beyond the last. `full`: the plan's server whose load is that of step 0.
-    """
+    """A server with a sample of adapters, whose load grows until the server breaks the goal. `held`: the hours in which
+    the server must keep the goal. `order`: rows of the adapters in the fleet; the first n are a fair sample for any n,
+    and repeat beyond the last. `full`: the plan's server whose load is that of step 0."""
 
     def __init__(self, job: Frontier, held: Sequence[Hour], order: IntArray, full: Bin, rank: int) -> None:
         self.job, self.held, self.order, self.rank = job, held, order, rank

@@ -38,10 +38,8 @@ _MIXED_S = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A way to serve one model: a kind of server alone, or several together.
-
-    `told`: what the plan gives, as text that follows the names of its servers.
-    """
+    """A way to serve one model: a kind of server alone, or several together. `told`: what the plan gives, as text that
+    follows the names of its servers."""
 
     model: str | None
     kinds: str

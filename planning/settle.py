@@ -88,11 +88,9 @@ def _settled(
     kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool],
     tight: float = TIGHT,
 ) -> tuple[list[Bin], list[float]]:  # fmt: skip
-    """The servers with the slots found, and the share of its limits that each server uses.
-
-    Try more slots for servers that use > `tight` of their limits, then fewer for servers that break their limits for
-    lack of KV cache. Of servers within their limits, the others follow the fullest only if those gain (`LESS`).
-    """
+    """The servers with the slots found, and the share of its limits that each server uses. Try more slots for servers
+    that use > `tight` of their limits, then fewer for servers that break their limits for lack of KV cache. Of servers
+    within their limits, the others follow the fullest only if those gain (`LESS`)."""
     best, used = list(bins), kept.used(bins, hours)
     for away, least in ((AWAY, tight), (-AWAY, 1.0)):
         open_ = {k for k in range(len(best)) if used[k] > least}
@@ -111,10 +109,8 @@ def _climb(
     kept: KeptHours, best: list[Bin], used: list[float], hours: Sequence[Hour], way: tuple[int, float],
     open_: set[int], over: Callable[[], bool],
 ) -> None:  # fmt: skip
-    """Replace each server by its best neighbour if that uses less of its limits.
-
-    `way`: number of neighbours, above or (if negative) below; share of its limits that a server must exceed.
-    """
+    """Replace each server by its best neighbour if that uses less of its limits. `way`: number of neighbours, above or
+    (if negative) below; share of its limits that a server must exceed."""
     (away, least), start = way, [item.max_loras for item in best]
     while open_ and not over():
         near = {k: neighbours(best[k].with_slots(start[k]), away) for k in open_ if used[k] > least}

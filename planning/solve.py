@@ -154,9 +154,7 @@ def solve(
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
     """The objective for these running bins, held to the goal `slo` with the objective's limits; None: to its own.
-
-    Raises `ValidationError`: `slo` has no limits for the `slo_class` of an adapter.
-    """
+    Raises `ValidationError`: `slo` has no limits for the `slo_class` of an adapter."""
     goal = objective.goal
     if slo is not None:
         whole = fleet.held_to(slo).slo

@@ -15,10 +15,8 @@ AT_ONCE = 4  # Number of servers that are simulated at a time to find one that b
 
 @dataclass(eq=False)
 class Trial:
-    """The best of the proposals so far.
-
-    `alike`: whether servers may all get the slots of the worst one, as in wide fleets (`with_best_slots`).
-    """
+    """The best of the proposals so far. `alike`: whether servers may all get the slots of the worst one, as in wide
+    fleets (`with_best_slots`)."""
 
     kept: KeptHours
     spare: int

@@ -1,7 +1,5 @@
-"""The independent checker: every plan that `packer.planning.solve` returns is checked, whichever solver made it.
-
-It shares nothing with the solvers but the evaluator: it reads the bins and has the twin simulate them.
-"""
+"""The independent checker: every plan that `packer.planning.solve` returns is checked, whichever solver made it. It
+shares nothing with the solvers but the evaluator: it reads the bins and has the twin simulate them."""
 
 from __future__ import annotations
 

@@ -119,10 +119,8 @@ class LearnedPredictor:
         return cls(read_model(path), profile, where=os.fspath(path))
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
-        """Figures of each bin at its rates times its factor; one row per bin, in order.
-
-        Raises `IncompatibleError` for arrivals other than Poisson, and for traffic unlike the training data.
-        """
+        """Figures of each bin at its rates times its factor; one row per bin, in order. Raises `IncompatibleError` for
+        arrivals other than Poisson, and for traffic unlike the training data."""
         if workload.n_loras < len(workload):
             raise self._unlike("without requests to the base model (rank 0)")
         return self.evaluate_checked(workload, bins, factors)[0]

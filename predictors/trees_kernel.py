@@ -1,8 +1,5 @@
-"""Evaluate a few bins by trees in one compiled call; a search makes thousands of such calls.
-
-The figures equal those of the slow reference, `LearnedPredictor.evaluate_features` with features and
-`Ensemble.rows`.
-"""
+"""Evaluate a few bins by trees in one compiled call; a search makes thousands of such calls. The figures equal those of
+the slow reference, `LearnedPredictor.evaluate_features` with features and `Ensemble.rows`."""
 
 from __future__ import annotations
 

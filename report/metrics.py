@@ -1,8 +1,5 @@
-"""A running plan as Prometheus metrics, served by `Exporter`, and as a page: predictions at the measured rates, and
-the advice.
-
-The servers export what they measure themselves; `packer export --format grafana` draws both.
-"""
+"""A running plan as Prometheus metrics, served by `Exporter`, and as a page: predictions at the measured rates, and the
+advice. The servers export what they measure themselves; `packer export --format grafana` draws both."""
 
 from __future__ import annotations
 

@@ -116,10 +116,8 @@ def _growing(plan: Plan, predictor: str, seed: int) -> Evaluate:
 
 @reader
 def read_comparison(path: str | os.PathLike[str], fleet: Workload | None = None) -> Sequence[Mapping[str, object]]:
-    """Read rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`.
-
-    `fleet`: what must have been compared, by the name and the numbers of adapters that the file has.
-    """
+    """Read rows of a comparison: a JSON list of flat objects with the same keys, or such a list under `rows`. `fleet`:
+    what must have been compared, by the name and the numbers of adapters that the file has."""
     data = parse_json(read_text(path))
     rows = data.get("rows") if isinstance(data, dict) else data
     if (

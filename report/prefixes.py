@@ -17,9 +17,7 @@ DURATION_S = 900.0
 
 def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
     """Say that no shared prefixes are assumed, and what `HIT_RATE` would do to the busiest server that caches them.
-
-    `briefly`: only the first part, without a simulation. None if the fleet has shared prefixes.
-    """
+    `briefly`: only the first part, without a simulation. None if the fleet has shared prefixes."""
     if shares_prefixes(plan):
         return None
     assumed = "no shared prefixes assumed (columns shared_prefix_tokens and turns give them)"

@@ -165,11 +165,9 @@ def _drafts(workload: Workload, profile: Profile) -> tuple[int, FloatArray]:
 
 
 def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
-    """Engine time of each adapter, s per s, float64 (2, n); `max_num_seqs` bounds the steps in row 0, KV in row 1.
-
-    With k drafts, of which the share a is accepted, a decode gives 1 + k a tokens on average (by Wald's equation that
-    holds for requests of any length). It holds the KV of its first token; that of its x-th is x - 1 tokens more.
-    """
+    """Engine time of each adapter, s per s, float64 (2, n); `max_num_seqs` bounds the steps in row 0, KV in row 1. With
+    k drafts, of which the share a is accepted, a decode gives 1 + k a tokens on average (by Wald's equation that holds
+    for requests of any length). It holds the KV of its first token; that of its x-th is x - 1 tokens more."""
     rate, (prompt, output, output_2, product) = workload.rates, _requests(workload, profile)
     tokens = rate * np.maximum(output - 1.0, 0.0)
     # At least Σ over decodes of the tokens held: prompt · (output - 1) + output · (output - 1) / 2.

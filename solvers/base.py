@@ -149,10 +149,8 @@ class Solution:
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan has a smaller first entry of the objective's key than `value`: GPUs, or their price per hour.
-
-    `source`: the argument in words. `proven`: it holds relative to what evaluates the plan; else it is an estimate.
-    """
+    """No plan has a smaller first entry of the objective's key than `value`: GPUs, or their price per hour. `source`:
+    the argument in words. `proven`: it holds relative to what evaluates the plan; else it is an estimate."""
 
     value: float
     source: str

@@ -85,11 +85,8 @@ def supports(problem: Problem, solver: Solver) -> str | None:
 
 
 def fitting(problem: Problem, given: str | Solver) -> Solver:
-    """The solver given, by name or as an object.
-
-    Raises `IncompatibleError`: it or the objective can't be used here; `ValidationError`: the name of a strategy, or a
-    limit of the objective, breaks a rule.
-    """
+    """The solver given, by name or as an object. Raises `IncompatibleError`: it or the objective can't be used here;
+    `ValidationError`: the name of a strategy, or a limit of the objective, breaks a rule."""
     solver: Solver = registry.load("solver", given)() if isinstance(given, str) else given
     checks.instance("the solver", solver, Solver, "packer.registry.load")
     aim, name = problem.objective, solver.name

@@ -90,9 +90,7 @@ def tried_words(most: int) -> str:
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> tuple[str, ...]:
     """A sentence on each kind of server that cuts requests, and on each that has more adapters than were measured.
-
-    `first`: number of the first server.
-    """
+    `first`: number of the first server."""
     many: dict[Profile, list[tuple[int, int]]] = {}
     for k, item in enumerate(bins, first):
         if len(item.adapters) > item.profile.measured_adapters:

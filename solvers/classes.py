@@ -1,7 +1,5 @@
-"""Classes of adapters: adapters of equal rank, rate, lengths and limits are interchangeable.
-
-A bin is then a vector of counts by class, so exact methods stay small with thousands of adapters.
-"""
+"""Classes of adapters: adapters of equal rank, rate, lengths and limits are interchangeable. A bin is then a vector of
+counts by class, so exact methods stay small with thousands of adapters."""
 
 from __future__ import annotations
 
@@ -142,10 +140,8 @@ class Classes:
         return np.bincount(self.class_of[list(adapters)], minlength=len(self)).astype(np.int64)
 
     def representatives(self, counts: IntArray) -> tuple[int, ...]:
-        """Indices of adapters that make a bin with these counts: the first members of each class.
-
-        Raises `ValidationError`: a count exceeds the demand of its class.
-        """
+        """Indices of adapters that make a bin with these counts: the first members of each class. Raises
+        `ValidationError`: a count exceeds the demand of its class."""
         if np.any(counts > self.demand):
             raise ValidationError("Expected no count to exceed the adapters of its class.")
         parts = [each[:count] for each, count in zip(self.members, counts.tolist(), strict=True) if count]
@@ -224,11 +220,8 @@ def _alike(workload: Workload, members: IntArray) -> bool:
 
 def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
     """The adapter that represents a class: its first member, with the mean rate and lengths (optimistic: the lowest)
-    and the mean acceptance of drafts (optimistic: the highest).
-
-    Sessions of several kinds become independent requests. Prefix caching then saves nothing (optimistic: all but the
-    last block of the prompt).
-    """
+    and the mean acceptance of drafts (optimistic: the highest). Sessions of several kinds become independent requests.
+    Prefix caching then saves nothing (optimistic: all but the last block of the prompt)."""
     first = workload.adapters[int(members[0])]
     if _alike(workload, members):
         return first

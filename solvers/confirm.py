@@ -210,10 +210,8 @@ def _without(problem: Problem, full: Bin, share: float) -> list[int]:
 
 def _fuller(problem: Problem, hosts: Mapping[int, Bin], left: Sequence[int]) -> dict[int, Bin]:
     """The hosts that take adapters of `left`, with these adapters, if the whole predictor admits them; best host first.
-
     The room of a host is the extra load at which its present throughput is 0.9 of its load; all, half or a quarter of
-    it is filled. No host takes adapters if all room together is too small: a new GPU is then needed anyway.
-    """
+    it is filled. No host takes adapters if all room together is too small: a new GPU is then needed anyway."""
     fleet, slots, found = problem.workload, SlotSearch(problem), dict[int, Bin]()
     loads, rows = fleet.offered_tok_s_by_adapter, problem.evaluator.judged(fleet, list(hosts.values()))
     more = rows.total_token_throughput / (STARVATION_THRESHOLD * rows.offered_tok_s) - 1.0

@@ -217,10 +217,8 @@ class Evaluator:
 
     def _with_nominal(self, found: Evaluations, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """For bins that hold with the margin, raise each limited figure to its value at the rates as given, if larger.
-
         Simulated hours at other rates differ by chance: a bin may keep its limits with the margin and break them in
-        `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`.
-        """
+        `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`."""
         if self.objective is None or not self.objective.limits or not any(self.margins.values()):
             return found
         kept = np.flatnonzero(self.objective.holds(found)).tolist()
@@ -305,10 +303,8 @@ def rate_margin_for(profile: Profile, *, confidence: float | None = None, margin
 def margins_for(
     profiles: Sequence[Profile], *, confidence: float | None = None, margin: Margin | None = None
 ) -> dict[Profile, float]:
-    """`rate_margin_for` each profile. `margin`: one for all servers, or one for each profile.
-
-    Raises `ValidationError`: a profile has no margin.
-    """
+    """`rate_margin_for` each profile. `margin`: one for all servers, or one for each profile. Raises `ValidationError`:
+    a profile has no margin."""
     own = margin if isinstance(margin, Mapping) else dict.fromkeys(profiles, margin)
     if without := [profile.name for profile in profiles if profile not in own]:
         raise ValidationError(f"Expected a margin for each kind of server, got none for {listed(without)}.")
@@ -318,10 +314,8 @@ def margins_for(
 def raised_words(
     margins: Mapping[Profile, float], bins: Sequence[Bin], largest: float | None = None
 ) -> tuple[str, ...]:
-    """A sentence with the margin of each kind of server in `bins`; () if no two differ.
-
-    `largest`: the largest of them after repairs, which raise all of them alike; None: as in `margins`.
-    """
+    """A sentence with the margin of each kind of server in `bins`; () if no two differ. `largest`: the largest of them
+    after repairs, which raise all of them alike; None: as in `margins`."""
     used = {item.profile: margins[item.profile] for item in bins}
     if len(set(used.values())) < 2:
         return ()

@@ -50,9 +50,7 @@ class Chance:
 @dataclass(frozen=True, slots=True)
 class Cliff:
     """The load factor at which a run fails with `probability`; `low` and `high`: the 95 % interval of that factor.
-
-    `at_least`: no run failed up to `HIGHEST`, which is then the load factor. `runs`: number of simulations.
-    """
+    `at_least`: no run failed up to `HIGHEST`, which is then the load factor. `runs`: number of simulations."""
 
     probability: float
     load_factor: float
@@ -144,10 +142,8 @@ def _level(factor: float) -> int:
 
 def _quantile(thresholds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the factor below which a further threshold lies with `PROBABILITY`, and the quantile's 95 % interval.
-
     `thresholds` (n,): logarithms, n >= 2. By Student's predictive distribution; the interval by the noncentral t
-    distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4).
-    """
+    distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4)."""
     from scipy.special import nctdtrit, ndtri, stdtrit
 
     n = len(thresholds)

@@ -31,10 +31,8 @@ class DraftTotals(NamedTuple):
 
 
 def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter: IntArray) -> Each:
-    """Return the state that a server which counts requests one by one keeps of requests of these adapters.
-
-    Raises `ValidationError`: speculative decoding is not simulated with its version.
-    """
+    """Return the state that a server which counts requests one by one keeps of requests of these adapters. Raises
+    `ValidationError`: speculative decoding is not simulated with its version."""
     settings: dict[str, float] = {
         "max_model_len": engine.max_model_len,
         "passes_itself": rules.passes_itself and engine.scheduling_policy == "priority",

@@ -34,10 +34,8 @@ MODULES: Release = (0, 19)  # The first version with `--lora-target-modules` (vl
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of vLLM that holds from version `since` on and ends with version `until` (None: it still holds).
-
-    `where`: file, and line or function, in the version that is named.
-    """
+    """A rule of vLLM that holds from version `since` on and ends with version `until` (None: it still holds). `where`:
+    file, and line or function, in the version that is named."""
 
     name: str
     since: Release
@@ -78,10 +76,8 @@ class EngineRules:
 
 
 def rules_of(engine: EngineSpec) -> EngineRules:
-    """Return the rules of the engine's version; engines other than vLLM have neither of the last two.
-
-    Raises `ValidationError`: the version is beyond the newest whose rules are known, or does not have a setting.
-    """
+    """Return the rules of the engine's version; engines other than vLLM have neither of the last two. Raises
+    `ValidationError`: the version is beyond the newest whose rules are known, or does not have a setting."""
     return _MADE(engine)
 
 

@@ -115,10 +115,8 @@ class Hours:
     def judged(
         self, jobs: Sequence[Job], most: Sequence[float], then: Sequence[tuple[Job, float]] = ()
     ) -> list[ServerHour | BrokenError]:
-        """Return hours of servers, each ended once it is certain that more than `most` of its limits is used.
-
-        `then`: hours that are likely to be judged next, begun if a thread is idle.
-        """
+        """Return hours of servers, each ended once it is certain that more than `most` of its limits is used. `then`:
+        hours that are likely to be judged next, begun if a thread is idle."""
         keys = [_key(job) for job in jobs]
         missing = {
             key: (job, enough)

@@ -175,11 +175,9 @@ _ENABLED: Callable[..., None] = Dispatcher.enable_caching
 
 
 def _data_name(file: IndexDataCacheFile, number: int) -> str:
-    """Return the name of a file of machine code that no other process uses.
-
-    Numba numbers the files of a kernel by the index that it read. Two processes that compile two signatures of one
-    kernel at once would take the same number, and one would then load the other's code.
-    """
+    """Return the name of a file of machine code that no other process uses. Numba numbers the files of a kernel by the
+    index that it read. Two processes that compile two signatures of one kernel at once would take the same number, and
+    one would then load the other's code."""
     name = _NUMBERED(file, number)
     if Path(file._cache_path) != cache_folder():  # noqa: SLF001
         return name
@@ -282,10 +280,8 @@ _SAVED: Callable[..., None] = FunctionCache.save_overload
 
 
 def install(*flags: dict[str, Any]) -> None:
-    """Make Numba use the locator for this project's kernels; all other functions stay as they are.
-
-    `flags`: flags that decorators name, which are part of every stamp.
-    """
+    """Make Numba use the locator for this project's kernels; all other functions stay as they are. `flags`: flags that
+    decorators name, which are part of every stamp."""
     _FLAGS[:] = map(repr, flags)
     # `NUMBA_CACHE_LOCATOR_CLASSES`, the public way, would replace the locators of all other functions.
     locators: list[Any] = CacheImpl._locator_classes  # noqa: SLF001

@@ -1,7 +1,5 @@
-"""The folder of compiled kernels: one that only this user, or root, can write to, or none.
-
-Kept kernels are machine code that is loaded unchecked. Code from a folder that others can write to is never loaded.
-"""
+"""The folder of compiled kernels: one that only this user, or root, can write to, or none. Kept kernels are machine
+code that is loaded unchecked. Code from a folder that others can write to is never loaded."""
 
 from __future__ import annotations
 

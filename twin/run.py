@@ -272,10 +272,8 @@ class Run:
         return tuple(self.server(k) for k in range(len(self.cluster or "1")))
 
     def adapter(self, which: int | str) -> dict[str, Any]:
-        """The row of `per_adapter` of one adapter, by its number or its name.
-
-        Raises `UnknownNameError`: the workload has no such adapter.
-        """
+        """The row of `per_adapter` of one adapter, by its number or its name. Raises `UnknownNameError`: the workload
+        has no such adapter."""
         names = self.workload.names
         number = names.index(which) if which in names else which
         if not isinstance(number, int) or not 0 <= number < len(names):
@@ -348,10 +346,8 @@ class Run:
 
     @property
     def slo_attainment(self) -> float:
-        """Share of all requests within the limits of `Workload.slo`; those undecided at the end are left out.
-
-        NaN where none was decided, or without limits.
-        """
+        """Share of all requests within the limits of `Workload.slo`; those undecided at the end are left out. NaN where
+        none was decided, or without limits."""
         if not self.workload.slo.of_requests(self.workload):
             return math.nan
         kept, decided = self.slo_counts

@@ -157,10 +157,8 @@ class Server:
         self, ready: Callable[[], rows.ServerState], marks: Marks, duration_s: float, tuning: Tuning | None
     ) -> tuple[rows.ServerState, Pool | None, Each | None]:
         """Return the server after the run, its KV cache if blocks were simulated, and its drafts if it has any.
-
         `ready`: makes the server before the run. If no two requests share a prefix, prefix caching changes nothing
-        until a request is preempted, which then finds its own blocks: such a run is repeated with blocks.
-        """
+        until a request is preempted, which then finds its own blocks: such a run is repeated with blocks."""
         rules, law = self.rules(), law_of(self.profile)
         state, n = ready(), len(marks.adapter)
         content = marks.content() if rules.prefix_caching else None
@@ -179,10 +177,8 @@ class Server:
         return state, pool if rules.prefix_caching else None, each
 
     def _watched(self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float) -> None:
-        """Advance to the end; the watch looks on the way, unless refusals or the cache may change what it sees.
-
-        Raises `packer.twin.watch.BrokenError`: the watch ended the run.
-        """
+        """Advance to the end; the watch looks on the way, unless refusals or the cache may change what it sees. Raises
+        `packer.twin.watch.BrokenError`: the watch ended the run."""
         known = self.concurrency is None and self.most_open is None  # all that is sent is accepted
         for part in PARTS if self.watch is not None and known else ():
             forward(part * duration_s)

@@ -35,10 +35,8 @@ def drawn_numbers(seed: int, stream: int, distribution: str, n: int) -> FloatArr
 
 
 def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: object) -> Numbers:
-    """Return the first n numbers of a stream, (n,), read-only; those drawn before are reused if they suffice.
-
-    `draw`: draws the first numbers, as many as are asked for. `alive`: the objects whose ids are in the key of `kept`.
-    """
+    """Return the first n numbers of a stream, (n,), read-only; those drawn before are reused if they suffice. `draw`:
+    draws the first numbers, as many as are asked for. `alive`: the objects whose ids are in the key of `kept`."""
     numbers: Any = kept[0][0] if kept else None
     if numbers is None or len(numbers) < n:
         before = 0 if numbers is None else len(numbers)

@@ -42,10 +42,8 @@ EDGE_SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class ClearEvaluation:
-    """An evaluation, the simulated seconds of the last run, and the number of runs.
-
-    `extrapolated`: the throughput of a starved server was extrapolated from a shorter run at a steady pace.
-    """
+    """An evaluation, the simulated seconds of the last run, and the number of runs. `extrapolated`: the throughput of a
+    starved server was extrapolated from a shorter run at a steady pace."""
 
     evaluation: Evaluation
     duration_s: float

@@ -38,11 +38,8 @@ class MeasuredLimit:
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """The verdict of a run on the goal (`Workload.slo`).
-
-    `holds`: the goal is kept, no queue grows and the server does not starve. `cause`: what limits the server; None if
-    the goal holds or the server does not start.
-    """
+    """The verdict of a run on the goal (`Workload.slo`). `holds`: the goal is kept, no queue grows and the server does
+    not starve. `cause`: what limits the server; None if the goal holds or the server does not start."""
 
     holds: bool
     text: str

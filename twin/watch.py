@@ -19,10 +19,8 @@ _ABOVE = 1.0 + 1e-9
 
 
 class BrokenError(Exception):
-    """A server certainly uses more than `most` of its limits, or has a longer queue (`QueueWatch`).
-
-    `part`: share of the run after which that was certain. `kv_usage`: mean share of the KV blocks in use until then.
-    """
+    """A server certainly uses more than `most` of its limits, or has a longer queue (`QueueWatch`). `part`: share of
+    the run after which that was certain. `kv_usage`: mean share of the KV blocks in use until then."""
 
     def __init__(self, most: float, part: float, kv_usage: float) -> None:
         super().__init__(f"more than {most:g} of the limits is used")

@@ -50,11 +50,9 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
 
 
 def _artifact(name: str, source: str) -> str:
-    """The source in AIBrix's syntax (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path.
-
-    In a bucket, AIBrix treats a path that ends with a slash as a folder, which an adapter is, and any other path as a
-    single file. https:// is not supported, because AIBrix reads only a single file from it.
-    """
+    """The source in AIBrix's syntax (0.8: aibrix/runtime/downloaders.py): a URL or an absolute path. In a bucket,
+    AIBrix treats a path that ends with a slash as a folder, which an adapter is, and any other path as a single file.
+    https:// is not supported, because AIBrix reads only a single file from it."""
     expected = "what AIBrix loads adapters from: an absolute path, a Hugging Face repository or a bucket"
     buckets = {kind: f"{kind}://" for kind in ("s3", "gcs", "tos")}
     found = address(name, source, {"huggingface": "huggingface://", "path": "", **buckets}, expected)

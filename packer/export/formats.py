@@ -38,10 +38,8 @@ class Versions:
         return f"{self.stack} {self.first}" + ("" if self.last == self.first else f" to {self.last}")
 
     def check(self, version: str) -> None:
-        """Check the version in use; a patch release such as 0.7.3 counts as its minor release, 0.7.
-
-        Raises `ValidationError`: `version` is not a version; `IncompatibleError`: it is outside the range.
-        """
+        """Check the version in use; a patch release such as 0.7.3 counts as its minor release, 0.7. Raises
+        `ValidationError`: `version` is not a version; `IncompatibleError`: it is outside the range."""
         if not _VERSION.fullmatch(version):
             rule = f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
             raise ValidationError(rule)

@@ -52,10 +52,8 @@ def check_day(day_s: float, timezone: str = "UTC") -> None:
 
 
 def _joined(spans: Sequence[tuple[float, float]], early_s: float) -> list[tuple[float, float]]:
-    """Spans of a repeating day, s, ascending; two of them with a gap of at most `early_s` become one.
-
-    A span across midnight comes last and ends before it starts. Without a longer gap the result is the whole day.
-    """
+    """Spans of a repeating day, s, ascending; two of them with a gap of at most `early_s` become one. A span across
+    midnight comes last and ends before it starts. Without a longer gap the result is the whole day."""
     found: list[tuple[float, float]] = []
     for start_s, end_s in sorted(spans):
         if found and start_s - found[-1][1] <= early_s:

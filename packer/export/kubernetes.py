@@ -49,10 +49,7 @@ GATED = ("meta-llama/", "google/gemma")  # Prefixes of repositories that Hugging
 
 def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
     """Raise `IncompatibleError` if an adapter's path is on no volume, or if a gated model has no token. The message
-    lists everything that is missing.
-
-    Otherwise the pod would be scheduled, take a GPU and fail.
-    """
+    lists everything that is missing. Otherwise the pod would be scheduled, take a GPU and fail."""
     paths = [
         (item.name, path)
         for server in servers

@@ -37,10 +37,8 @@ def maker(gpu: str) -> Maker:
 
 
 def check_image(gpus: Iterable[str], image: str | None) -> None:
-    """Check that one container image fits these GPUs. packer knows vLLM's images for NVIDIA's only.
-
-    Raises `IncompatibleError`: the GPUs are of several makers, or of another maker and `image` is None.
-    """
+    """Check that one container image fits these GPUs. packer knows vLLM's images for NVIDIA's only. Raises
+    `IncompatibleError`: the GPUs are of several makers, or of another maker and `image` is None."""
     makers = {maker(gpu): gpu for gpu in gpus}
     if len(makers) > 1:
         named = ", ".join(sorted(makers.values()))

@@ -22,10 +22,8 @@ def short_name(gpu: str) -> str:
 
 
 def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Labels from texts `[GPU:]KEY=VALUE`: short name of a GPU, or "" for every GPU → key and value.
-
-    Raises `ValidationError`: a text is not a label, or a kind of GPU has two labels.
-    """
+    """Labels from texts `[GPU:]KEY=VALUE`: short name of a GPU, or "" for every GPU → key and value. Raises
+    `ValidationError`: a text is not a label, or a kind of GPU has two labels."""
     found: dict[str, tuple[str, str]] = {}
     for text in texts:
         label, _, value = text.partition("=")

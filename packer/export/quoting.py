@@ -1,7 +1,5 @@
-"""Escape users' text for other languages: JSON, YAML, Kubernetes names, file names, headers, nginx.
-
-Adapters may have any name, but no name may change the meaning of an exported file.
-"""
+"""Escape users' text for other languages: JSON, YAML, Kubernetes names, file names, headers, nginx. Adapters may have
+any name, but no name may change the meaning of an exported file."""
 
 from __future__ import annotations
 
@@ -79,10 +77,8 @@ _NGINX_MAP_WORDS = {"default", "hostnames", "include", "volatile"}
 
 
 def nginx_map_key(key: str, *, exact_case: bool) -> str:
-    """A source value of nginx's `map` from a `header_key`.
-
-    nginx ignores case in plain values; with `exact_case` the value becomes a case-sensitive regular expression.
-    """
+    """A source value of nginx's `map` from a `header_key`. nginx ignores case in plain values; with `exact_case` the
+    value becomes a case-sensitive regular expression."""
     if exact_case:
         pattern = key.replace(".", "[.]").replace("+", "[+]")
         return f'"~^{pattern}$"'

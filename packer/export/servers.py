@@ -1,7 +1,5 @@
-"""The servers of a plan as every format needs them: names, addresses, flags and adapters.
-
-The flags are vLLM's; `packer.export.hosts` has SGLang's.
-"""
+"""The servers of a plan as every format needs them: names, addresses, flags and adapters. The flags are vLLM's;
+`packer.export.hosts` has SGLang's."""
 
 from __future__ import annotations
 

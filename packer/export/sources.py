@@ -52,10 +52,8 @@ _ELSEWHERE = {
 
 
 def parsed(source: str) -> tuple[str, str]:
-    """Kind of a source, and the source without its scheme (`file://`, `hf://`, `s3://`, …), if it has one.
-
-    Kinds: "path", "huggingface", "s3", "gcs", "tos"; "unknown": no format reads it.
-    """
+    """Kind of a source, and the source without its scheme (`file://`, `hf://`, `s3://`, …), if it has one. Kinds:
+    "path", "huggingface", "s3", "gcs", "tos"; "unknown": no format reads it."""
     if address := _SCHEME.fullmatch(source):
         scheme, rest = address[1].lower(), address[2]
         complete = rest.startswith("/") if scheme == "file" else bool(rest)
@@ -81,10 +79,8 @@ def vllm_path(name: str, source: str) -> str:
 
 
 def address(name: str, source: str, prefixes: Mapping[str, str], expected: str) -> str:
-    """A source in the syntax of a stack: its scheme is replaced by the prefix of its kind.
-
-    Raises `IncompatibleError`: `prefixes` lacks its kind, or the source is a relative path.
-    """
+    """A source in the syntax of a stack: its scheme is replaced by the prefix of its kind. Raises `IncompatibleError`:
+    `prefixes` lacks its kind, or the source is a relative path."""
     kind, rest = parsed(source)
     if kind not in prefixes or (kind == "path" and not rest.startswith("/")):
         raise refused(name, source, expected)

@@ -20,11 +20,8 @@ _CHUNK_BYTES = 2**24
 
 @reader
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Content of a regular file, unpacked if it is gzip.
-
-    Raises `FileFormatError`: the file is missing, not a regular file (a directory, pipe or device), unreadable, empty,
-    too large, or a damaged gzip file.
-    """
+    """Content of a regular file, unpacked if it is gzip. Raises `FileFormatError`: the file is missing, not a regular
+    file (a directory, pipe or device), unreadable, empty, too large, or a damaged gzip file."""
     try:
         # Without O_NONBLOCK, opening a pipe waits for a writer.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -92,10 +89,8 @@ def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]
 
 
 def check_writable(path: str | os.PathLike[str], *, force: bool) -> Path:
-    """Raise `OutputError` now, before long work, if `path` could not be written later.
-
-    Returns the file that would be written: the target, if `path` is a symbolic link.
-    """
+    """Raise `OutputError` now, before long work, if `path` could not be written later. Returns the file that would be
+    written: the target, if `path` is a symbolic link."""
     target = Path(path)
     try:
         target = Path(os.path.realpath(target)) if target.is_symlink() else target

@@ -288,10 +288,8 @@ def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Prof
 
 
 def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
-    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures.
-
-    A simulated server without a share of its limits starves, queues or does not start: the share is infinite.
-    """
+    """Figures of a server; null becomes NaN. A server that was added by hand (`changed`) may lack all figures. A
+    simulated server without a share of its limits starves, queues or does not start: the share is infinite."""
     if gpu.evaluation is None:
         if not changed:
             raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")
@@ -307,10 +305,8 @@ def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
 
 def _adapters(file: PlanFile, unplaced: npt.NDArray[np.bool_]) -> AdapterFigures | None:
     """Figures of each adapter; null becomes NaN. A placed adapter without a share of its limits is on a server that
-    starves, queues or does not start: the share is infinite.
-
-    `unplaced`: whether an adapter has no server, bool (n,).
-    """
+    starves, queues or does not start: the share is infinite. `unplaced`: whether an adapter has no server, bool
+    (n,)."""
     n = len(unplaced)
     if file.adapters is None:
         return None

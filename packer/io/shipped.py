@@ -23,10 +23,8 @@ def shipped(*packages: str) -> dict[str, Traversable]:
 
 
 def read_named(kind: str, name_or_path: str | os.PathLike[str], *packages: str) -> tuple[str, str]:
-    """Name and text of a file of one of the packages, or of the `.toml` file at a path.
-
-    Raises `UnknownNameError`: no file has that name; the message lists the names of this `kind`. `FileFormatError`.
-    """
+    """Name and text of a file of one of the packages, or of the `.toml` file at a path. Raises `UnknownNameError`: no
+    file has that name; the message lists the names of this `kind`. `FileFormatError`."""
     text = os.fspath(name_or_path)
     if text.endswith(".toml"):
         return os.path.basename(text).removesuffix(".toml"), read_text(text)

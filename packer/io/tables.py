@@ -20,10 +20,8 @@ COMMENT = "#"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells.
-
-    `path`: path of the file, for a row that is checked after reading.
-    """
+    """One row: its number in the file (the header of a CSV file without comments is row 1) and its cells. `path`: path
+    of the file, for a row that is checked after reading."""
 
     number: int
     cells: Mapping[str, Any]
@@ -108,10 +106,8 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def header_of(cells: Sequence[str], row: int) -> list[str]:
-    """Column names of a header in lower case, without surrounding whitespace.
-
-    Raises `FileFormatError`: a name is repeated, or other signs than commas separate the names.
-    """
+    """Column names of a header in lower case, without surrounding whitespace. Raises `FileFormatError`: a name is
+    repeated, or other signs than commas separate the names."""
     for sign in (";", "\t", "|") if len(cells) == 1 else ():
         if sign in cells[0]:
             rule = f"expected commas between the cells, got {sign!r}: write the table with commas"

@@ -1,7 +1,5 @@
-"""HTTP requests to servers that may be slow, endless or untrusted: limited in size and time, without redirects.
-
-A key is sent only in a header. It is never part of an address, message or file.
-"""
+"""HTTP requests to servers that may be slow, endless or untrusted: limited in size and time, without redirects. A key
+is sent only in a header. It is never part of an address, message or file."""
 
 from __future__ import annotations
 
@@ -104,10 +102,8 @@ def bare(text: str) -> str:
 
 
 def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The key in `source`, the name of an environment variable or @FILE; "" without `source`.
-
-    Raises `ValidationError`: the variable or file does not exist, or does not hold a key of one line.
-    """
+    """The key in `source`, the name of an environment variable or @FILE; "" without `source`. Raises `ValidationError`:
+    the variable or file does not exist, or does not hold a key of one line."""
     if not source:
         return ""
     if source.startswith("@"):

@@ -1,7 +1,5 @@
 """Assign adapters to the requests of traces, because no public production trace names them, and generate fleets.
-
-Traffic does not record ranks, so ranks must be given; they are never assumed.
-"""
+Traffic does not record ranks, so ranks must be given; they are never assumed."""
 
 from __future__ import annotations
 

@@ -69,11 +69,9 @@ def _over_windows(lag_s: FloatArray) -> FloatArray:
 
 
 def _left_of(scales: FloatArray, lag_s: FloatArray, window_s: float, degree: int) -> FloatArray:
-    """Part of the correlation exp(−t / scale) at lags that is left after trends are removed, float64 (lags, scales).
-
-    A polynomial absorbs part of every burst: within an hour, a third of the variance of a burst that lasts minutes. The
-    part absorbed at a lag is the mean over all pairs of the window's `GRID` cells at this distance.
-    """
+    """Part of the correlation exp(−t / scale) at lags that is left after trends are removed, float64 (lags, scales). A
+    polynomial absorbs part of every burst: within an hour, a third of the variance of a burst that lasts minutes. The
+    part absorbed at a lag is the mean over all pairs of the window's `GRID` cells at this distance."""
     step_s = window_s / GRID
     apart = np.arange(GRID)
     basis = np.column_stack(list(polynomials(apart, GRID, degree)))

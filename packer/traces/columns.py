@@ -10,10 +10,8 @@ from packer.io.shipped import table
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """Names of the columns (lower case) of one format of traces; `unit_s`: unit of numeric times, s.
-
-    `blocks`: column with ids of the prompt's blocks of `block_tokens` tokens; an id also identifies all blocks before.
-    """
+    """Names of the columns (lower case) of one format of traces; `unit_s`: unit of numeric times, s. `blocks`: column
+    with ids of the prompt's blocks of `block_tokens` tokens; an id also identifies all blocks before."""
 
     name: str
     time: str

@@ -161,10 +161,8 @@ def _times_s(names: Sequence[str]) -> list[float]:
 
 
 def begins_at_s(names: Sequence[str], period_s: float) -> float:
-    """Time of day at which the first of successive periods begins, s; 0 unless all are named by times (HH:MM).
-
-    Raises `ValidationError`: a period does not begin at the time that names it.
-    """
+    """Time of day at which the first of successive periods begins, s; 0 unless all are named by times (HH:MM). Raises
+    `ValidationError`: a period does not begin at the time that names it."""
     times_s = _times_s(names)
     for k, (name, time_s) in enumerate(zip(names, times_s, strict=False)):
         at_s = times_s[0] + k * period_s

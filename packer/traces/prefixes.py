@@ -74,9 +74,7 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
 
 def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bool_]:
     """Which blocks are shared by several sessions: a later block on their path has more than `MOST_WAYS` successors.
-
-    `of`, `place`: int64 (ids,), the request of each block, and the position of the block in the request.
-    """
+    `of`, `place`: int64 (ids,), the request of each block, and the position of the block in the request."""
     _, kind = np.unique(blocks.ids, return_inverse=True)
     final = np.ones(len(kind), dtype=bool)
     final[:-1] = of[1:] != of[:-1]
@@ -104,9 +102,7 @@ class Shared:
 
 def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] | None:
     """What requests of each adapter share, from a trace's sessions, blocks and cached tokens; None if it has none.
-
-    `inputs`: lengths of all prompts of each adapter. The mean prompt length of the trace is preserved.
-    """
+    `inputs`: lengths of all prompts of each adapter. The mean prompt length of the trace is preserved."""
     cached, session = trace.cached_tokens, trace.sessions
     assert trace.adapter is not None
     if trace.blocks is not None:

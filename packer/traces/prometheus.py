@@ -169,10 +169,8 @@ def read_export(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[str] = ()) -> Metrics:
-    """Rates and mean lengths per adapter from the responses, without the models in `skip`.
-
-    Raises `FileFormatError`: a response does not have Prometheus's format, or no request was counted.
-    """
+    """Rates and mean lengths per adapter from the responses, without the models in `skip`. Raises `FileFormatError`: a
+    response does not have Prometheus's format, or no request was counted."""
     window_s = answers.get("window_s")
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
         raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.")

@@ -51,10 +51,8 @@ def shares_in_flight(info: Series) -> dict[str, float]:
 
 
 def shares_resident(loaded: Series) -> dict[str, float]:
-    """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1.
-
-    Raises `FileFormatError`: no adapter was in a slot, or all were at all times, so that their shares are unknown.
-    """
+    """Share of each adapter from `vllm:lora_adapter_loaded`; they sum to 1. Raises `FileFormatError`: no adapter was in
+    a slot, or all were at all times, so that their shares are unknown."""
     times: dict[tuple[object, ...], set[float]] = {}
     seen: dict[tuple[object, ...], dict[float, set[str]]] = {}
     for labels, points in loaded:

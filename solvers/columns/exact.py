@@ -118,10 +118,8 @@ class ExactSearch:
         return Bound(value, self.source if proven else f"estimate{provided}: {self.source}", proven)
 
     def run(self, *, bound_alone: bool = False) -> None:
-        """Search until the gap is closed, the time is up, or a whole round changes nothing.
-
-        `bound_alone`: if there are too many bins to evaluate each, only compute the bound of a few prices.
-        """
+        """Search until the gap is closed, the time is up, or a whole round changes nothing. `bound_alone`: if there are
+        too many bins to evaluate each, only compute the bound of a few prices."""
         try:
             few = FEW_SIMULATED if bound_alone and self.problem.evaluator.simulates else FEW_BINS
             if self.closed or self._enumerate(few):

@@ -56,11 +56,9 @@ def solve_relaxation(
 
 
 def _by_pivots(patterns: IntArray | FloatArray, demand: IntArray | FloatArray, prices: FloatArray) -> Master | None:
-    """As `solve_relaxation`, by the simplex method on the dual: max demand · y with patterns · y <= prices, y >= 0.
-
-    In the compact tableau (rows: slacks of the patterns, columns: duals), y = 0 is feasible. None if the dual is
-    unbounded, or the pivots do not end.
-    """
+    """As `solve_relaxation`, by the simplex method on the dual: max demand · y with patterns · y <= prices, y >= 0. In
+    the compact tableau (rows: slacks of the patterns, columns: duals), y = 0 is feasible. None if the dual is
+    unbounded, or the pivots do not end."""
     # With every demand scaled to 1, the costs of columns are comparable.
     scale = np.where(demand > 0.0, demand, 1.0)
     m, k = patterns.shape

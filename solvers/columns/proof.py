@@ -88,11 +88,9 @@ def _steps(weights: FloatArray, slack: float) -> IntArray:
 def _minimal(
     weights: FloatArray, limit: IntArray, steps: IntArray, above: float, budget: int, lighter: IntArray
 ) -> IntArray | None:
-    """The lightest vectors of multiples of the steps with value > `above`, see `_lightest`; None if > `budget`.
-
-    Class by class, most valuable first: a partial vector either stays at most `above` and is continued, or takes
-    the first multiple beyond it and is complete.
-    """
+    """The lightest vectors of multiples of the steps with value > `above`, see `_lightest`; None if > `budget`. Class
+    by class, most valuable first: a partial vector either stays at most `above` and is continued, or takes the first
+    multiple beyond it and is complete."""
     top = limit // steps
     rest = np.concatenate([np.cumsum((weights * steps * top)[::-1])[::-1][1:], [0.0]])
     partial, value, held = np.zeros((1, 0), dtype=np.int32), np.zeros(1), np.zeros(1, dtype=np.int64)

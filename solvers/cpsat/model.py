@@ -30,9 +30,7 @@ class Aim(Enum):
 @dataclass(frozen=True)
 class ServerOption:
     """A kind of server in the program; `shares`, float64 (K,): what an adapter of each class takes, up to `limit`.
-
-    `base`: fill of an empty server. `allowed`: classes that its slots hold, bool (K,). `gpu`, `gpus`: what it uses.
-    """
+    `base`: fill of an empty server. `allowed`: classes that its slots hold, bool (K,). `gpu`, `gpus`: what it uses."""
 
     shares: FloatArray
     base: float

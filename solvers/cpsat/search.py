@@ -160,11 +160,9 @@ class NeighbourhoodSearch:
         return chosen
 
     def _circle(self) -> list[int]:
-        """The server of a random adapter that moved, the server where it ran, and the servers between on a cycle.
-
-        In the graph of servers, an edge leads from where an adapter is to where it ran: adapters on a cycle wait for
-        room on each other's servers.
-        """
+        """The server of a random adapter that moved, the server where it ran, and the servers between on a cycle. In
+        the graph of servers, an edge leads from where an adapter is to where it ran: adapters on a cycle wait for room
+        on each other's servers."""
         import networkx
 
         old, bins = self.problem.old_bins, self.state.bins

@@ -139,9 +139,7 @@ class Dispatch:
         self, servers: Servers, engines: Engines, assigned: IntArray | None, content: Content | None = None
     ) -> Servers:
         """Route all requests and run every server to the end; return the servers, whose arrays may have grown.
-
-        `content`: which requests share prefixes, for routers that read prompts.
-        """
+        `content`: which requests share prefixes, for routers that read prompts."""
         acting: tuple[object, ...] = (self.policy, self.router)
         ticks = [each for each in acting if isinstance(each, TickingPolicy | TickingRouter)]
         plain = self.way is None and self.max_outstanding is None and self.serving is None

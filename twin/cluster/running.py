@@ -1,7 +1,5 @@
-"""Which servers have an adapter in their batch, for routers that check all servers for each request.
-
-Rows of bits as in `residents`, but these bits follow the batch: adapters that leave it lose their bits.
-"""
+"""Which servers have an adapter in their batch, for routers that check all servers for each request. Rows of bits as in
+`residents`, but these bits follow the batch: adapters that leave it lose their bits."""
 
 from __future__ import annotations
 

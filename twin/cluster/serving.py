@@ -50,11 +50,8 @@ def ever_placed(cluster: Cluster, changes: Iterable[Change]) -> Cluster:
 
 
 class Serving:
-    """State of the servers as changes are made.
-
-    `on` (S,): servers that get requests. `spans`: (server, start, stop) of past times for which GPUs are paid, s.
-    `orphans`: requests of failed servers, to be sent again.
-    """
+    """State of the servers as changes are made. `on` (S,): servers that get requests. `spans`: (server, start, stop) of
+    past times for which GPUs are paid, s. `orphans`: requests of failed servers, to be sent again."""
 
     def __init__(
         self, cluster: Cluster, workload: Workload, slot_ranks: Sequence[int], changes: Sequence[Change],

@@ -162,12 +162,8 @@ def _run(
     times: tuple[FloatArray, IntArray | None] | None,
 ) -> tuple[Servers, float]:  # fmt: skip
     """Return the servers after requests arrived at these times, from these adapters, and how long the run took, s.
-
-    `times` None: requests of a closed loop, which may end early.
-
-    Raises `IncompatibleError`: `concurrency` is set, and servers change or refuse requests, the network takes time or
-    hosts have limited memory.
-    """
+    `times` None: requests of a closed loop, which may end early. Raises `IncompatibleError`: `concurrency` is set, and
+    servers change or refuse requests, the network takes time or hosts have limited memory."""
     if work.concurrency is not None and work.way is not None:
         raise IncompatibleError("concurrency is simulated without network_ms and limits of host memory.")
     if work.concurrency is not None and work.serving is not None:

@@ -283,9 +283,7 @@ class ServerState(NamedTuple):
 
 def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Record, Record]:
     """Return `adapters` and `classes` (see `ServerState`) of idle adapters with these ranks and KV blocks, (m,) each.
-
-    `seed`: for the hashes of the adapters' names, which Python draws at random in each process.
-    """
+    `seed`: for the hashes of the adapters' names, which Python draws at random in each process."""
     m = len(ranks)
     distinct, number = np.unique(ranks, return_inverse=True)
     rng = np.random.default_rng((seed, 0x77616C6B))

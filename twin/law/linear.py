@@ -94,10 +94,8 @@ STATE = (
 def linear_features(
     *, graph_max_tokens: int, ridge_tokens: float = 0.0, expert_share: float = 0.0, **state: npt.ArrayLike
 ) -> FloatArray:
-    """Return `state_vector` of many states, float64 (n, N_TERMS), for regressions on measurements.
-
-    `state`: columns by the names in `STATE`; missing columns are 0. Raises `TypeError`: a column has another name.
-    """
+    """Return `state_vector` of many states, float64 (n, N_TERMS), for regressions on measurements. `state`: columns by
+    the names in `STATE`; missing columns are 0. Raises `TypeError`: a column has another name."""
     if unknown := state.keys() - set(STATE):
         raise TypeError(f"linear_features() got unexpected columns: {', '.join(sorted(unknown))}")
     columns = [np.atleast_1d(np.asarray(state.get(name, 0.0), dtype=np.float64)) for name in STATE]

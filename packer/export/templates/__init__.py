@@ -1,7 +1,5 @@
-"""Templates of the formats' files: every value is inserted as YAML that can't change the surrounding structure.
-
-Text that is already quoted, for a shell or nginx, is passed as `Markup`, like the results of macros.
-"""
+"""Templates of the formats' files: every value is inserted as YAML that can't change the surrounding structure. Text
+that is already quoted, for a shell or nginx, is passed as `Markup`, like the results of macros."""
 
 from __future__ import annotations
 

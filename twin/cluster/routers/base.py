@@ -134,10 +134,8 @@ class ScoringRouter(AnyCluster):
         return self.numbers(workload, *(float(getattr(self, item.name)) for item in fields(own)))
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Any:
-        """Return what the functions get instead of `numbers`, with room for what they keep.
-
-        `content`: which of the requests share prefixes.
-        """
+        """Return what the functions get instead of `numbers`, with room for what they keep. `content`: which of the
+        requests share prefixes."""
         return numbers
 
     def numbers(self, workload: Workload, *values: float) -> FloatArray:
