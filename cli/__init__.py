@@ -46,10 +46,7 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
 
     try:
         result = cli.main(
-            arguments,
-            prog_name="packer",
-            standalone_mode=False,
-            obj=time.monotonic() if started is None else started,
+            arguments, prog_name="packer", standalone_mode=False, obj=time.monotonic() if started is None else started
         )
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         return failed(error, 130, message="interrupted")

@@ -100,11 +100,7 @@ COMMON: dict[str, dict[str, Any]] = {
     **{name: {"metavar": "NAME", "shell_complete": complete(REGISTRY, name)} for name in REGISTERED},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},
-    "predictor": {
-        "metavar": "NAME|PATH",
-        "shell_complete": complete(REGISTRY, "predictor"),
-        "default": "twin",
-    },
+    "predictor": {"metavar": "NAME|PATH", "shell_complete": complete(REGISTRY, "predictor"), "default": "twin"},
     "profile": {"metavar": "NAME|FILE.toml", "shell_complete": complete("packer.io.profiles:profile_names")},
     "rate-factor": {"type": float, "default": 1.0, "metavar": "X"},
     "seed": {"type": click.IntRange(min=0, max=2**32 - 1), "default": 0},

@@ -71,11 +71,7 @@ def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], lis
         {"server": k, "continues": j, "was": slots(old.bins[j]), "is": slots(new.bins[k])}
         for k, j in restarted(old, moves, new.bins)
     ]
-    data: dict[str, Any] = {
-        "gpus": [old.n_gpus, new.n_gpus],
-        "continues": list(moves.servers),
-        "moved": moved,
-    }
+    data: dict[str, Any] = {"gpus": [old.n_gpus, new.n_gpus], "continues": list(moves.servers), "moved": moved}
     data |= {"new": sorted(set(names) - before), "gone": sorted(before - set(names))}
     data |= {"restarted": again, "goals": [old.goal, new.goal]}
     lines: list[Table | str] = [

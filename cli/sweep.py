@@ -106,12 +106,7 @@ def _tune(workload: packer.Workload, profile: packer.Profile, axes: Axes, out: W
         )  # fmt: skip
     plain = [{name: value for name, value in row.items() if name != "tried"} for row in rows]
     write_frame(pl.DataFrame(plain, infer_schema_length=None) if axes.output else None, axes.output)
-    data = {
-        "workload": workload.name,
-        "profile": profile.name,
-        "slo": workload.slo.limits.to_dict(),
-        "rows": rows,
-    }
+    data = {"workload": workload.name, "profile": profile.name, "slo": workload.slo.limits.to_dict(), "rows": rows}
     title = f"{workload.name}: most training beside the requests"
     out.result(data, lambda: [_tuned_table(plain, title)])
 

@@ -49,10 +49,7 @@ def band_errors(kind: Kind, models: str = "dense") -> dict[str, float]:
 
 def bands_in_words(profile: Profile) -> str:
     """Return the bands of an estimate as text; empty for a profile without bands."""
-    keys, improved = (
-        ("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90"),
-        profile.provenance.get("improved"),
-    )
+    keys, improved = (("base_tpot_p50", "base_tpot_p90", "adapters_tpot_p90"), profile.provenance.get("improved"))
     if not profile.errors.keys() >= {*keys}:
         return ""
     half, most, adapters = (f"{100 * profile.errors[key]:.0f} %" for key in keys)

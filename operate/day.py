@@ -194,9 +194,7 @@ def with_steady_settings(
     number = {key: k for k, key in enumerate(servers)}
     return [
         replace(
-            each,
-            plan=replace(each.plan, bins=tuple(made)),
-            servers=tuple(number[key] for key in keys_of(each, made)),
+            each, plan=replace(each.plan, bins=tuple(made)), servers=tuple(number[key] for key in keys_of(each, made))
         )
         for each, made in zip(periods, bins, strict=True)
     ]

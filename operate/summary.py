@@ -16,10 +16,7 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
     ranks, factor = [], fleet.arrivals.mean_factor
     for rank in np.unique(fleet.ranks).tolist():
         own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter
-        sums = {
-            "rate": factor * float(fleet.given_rates[own].sum()),
-            "offered_tok_s": factor * float(load[own].sum()),
-        }
+        sums = {"rate": factor * float(fleet.given_rates[own].sum()), "offered_tok_s": factor * float(load[own].sum())}
         ranks.append({"rank": rank, "adapters": int(own.sum()), **sums})
     busiest = np.sort(fleet.rates)[::-1].tolist()
     each = factor * fleet.given_rates
@@ -29,11 +26,7 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
         "rate": float(each.sum()),
         "offered_tok_s": factor * fleet.offered_tok_s,
         "ranks": ranks,
-        "adapter_rate": {
-            "min": float(each.min()),
-            "median": float(np.median(each)),
-            "max": float(each.max()),
-        },
+        "adapter_rate": {"min": float(each.min()), "median": float(np.median(each)), "max": float(each.max())},
         "share_of_top_5_percent": _top_share(busiest, 0.05),
         "share_of_top_20_percent": _top_share(busiest, 0.2),
         "input_tokens": _mixture(fleet, "input_tokens"),

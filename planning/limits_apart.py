@@ -52,10 +52,7 @@ class LimitsApart(Apart):
             loads, n = self.fleet.offered_tok_s_by_adapter[group.members], group.servers - 1
             falling = group.members[np.argsort(-loads, kind="stable")]
             gone = fewest(
-                lambda gone: self._full(self._even(falling[gone:], n)) is not None,
-                1,
-                len(falling) - n,
-                self.job.over,
+                lambda gone: self._full(self._even(falling[gone:], n)) is not None, 1, len(falling) - n, self.job.over
             )
             self._on_fewer[key] = None if gone is None else falling[gone:]
         return self._on_fewer[key]

@@ -79,8 +79,5 @@ def _with_servers(cluster: Cluster, plan: Plan) -> Cluster:
     if left:
         kinds += (replace(cluster.kind(0), name=f"{cluster.servers[0]}, empty"),)
     return replace(
-        cluster,
-        kinds=kinds,
-        servers=own.servers + (kinds[-1].name,) * left,
-        placement=own.placement + ({},) * left,
+        cluster, kinds=kinds, servers=own.servers + (kinds[-1].name,) * left, placement=own.placement + ({},) * left
     )

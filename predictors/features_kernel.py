@@ -8,15 +8,7 @@ from typing import NamedTuple
 from numba import njit
 
 from packer.arrays import FloatArray, IntArray
-from packer.predictors.physics import (
-    ServerTerms,
-    TrafficTerms,
-    capacity,
-    mixture,
-    operating_batch,
-    slot_wait,
-    step,
-)
+from packer.predictors.physics import ServerTerms, TrafficTerms, capacity, mixture, operating_batch, slot_wait, step
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 MAX_GROUPS = 64

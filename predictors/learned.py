@@ -25,15 +25,7 @@ from packer.predictors.families import family_of
 from packer.predictors.features import COLUMN, FeatureExtractor
 from packer.predictors.features_kernel import ROOM
 from packer.predictors.store import Model, read_model, shipped_model
-from packer.predictors.targets import (
-    LARGEST_CORRECTION,
-    OUTPUTS,
-    STABLE,
-    STARVED,
-    TARGETS,
-    decoded,
-    probability,
-)
+from packer.predictors.targets import LARGEST_CORRECTION, OUTPUTS, STABLE, STARVED, TARGETS, decoded, probability
 from packer.predictors.trees_kernel import N_FIGURES, SHORT, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin

@@ -60,11 +60,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 pass
             case Line():
                 marker = _MARKERS[position % len(_MARKERS)] if series.markers else None
-                style: dict[str, Any] = {
-                    "linestyle": "--" if series.dashed else "-",
-                    "marker": marker,
-                    "markersize": 4,
-                }
+                style: dict[str, Any] = {"linestyle": "--" if series.dashed else "-", "marker": marker, "markersize": 4}
                 axes.plot(series.x, series.y, color=color, label=label, **style)
             case Scatter():
                 marker = _MARKERS[position % len(_MARKERS)]

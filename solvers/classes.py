@@ -227,10 +227,7 @@ def _kind(workload: Workload, members: IntArray, optimistic: bool) -> Adapter:
         return first
     rates = workload.rates[members]
     lengths: list[Lengths] = []
-    for name, tokens in (
-        ("input_tokens", workload.mean_input_tokens),
-        ("output_tokens", workload.mean_output_tokens),
-    ):
+    for name, tokens in (("input_tokens", workload.mean_input_tokens), ("output_tokens", workload.mean_output_tokens)):
         mean_tokens = tokens[members]
         shortest = int(mean_tokens.argmin()) if optimistic else 0
         chosen = workload.adapters[int(members[shortest])]

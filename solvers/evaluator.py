@@ -26,14 +26,7 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.strategies import Predictor, TwinBased
-from packer.twin.margin import (
-    DEFAULT_CONFIDENCE,
-    LATENCY_SLACK,
-    QUANTILES,
-    UNCALIBRATED_MARGIN,
-    error_key,
-    rate_margin,
-)
+from packer.twin.margin import DEFAULT_CONFIDENCE, LATENCY_SLACK, QUANTILES, UNCALIBRATED_MARGIN, error_key, rate_margin
 from packer.words import listed
 from packer.workload import Workload
 

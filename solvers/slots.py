@@ -162,9 +162,7 @@ class Climb:
 
 
 def search(
-    climbs: Sequence[Climb],
-    rated: Callable[[list[Bin]], Sequence[Score]],
-    over: Callable[[], bool] = lambda: False,
+    climbs: Sequence[Climb], rated: Callable[[list[Bin]], Sequence[Score]], over: Callable[[], bool] = lambda: False
 ) -> list[Bin | None]:
     """Take one step of every climb at a time until all are done, or until `over` is true after a step; return the best
     server of each.

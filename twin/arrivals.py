@@ -19,13 +19,7 @@ from packer.lengths import MAX_TOKENS, Lengths
 from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, own_streams
-from packer.twin.engine.content import (
-    Content,
-    blocks_of_sessions,
-    chained,
-    content_of_blocks,
-    content_of_prefixes,
-)
+from packer.twin.engine.content import Content, blocks_of_sessions, chained, content_of_blocks, content_of_prefixes
 from packer.twin.own_lengths import at_normal, identities, own_lengths
 from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, first_of, generator, kept_for
 from packer.workload import Workload

@@ -344,9 +344,7 @@ def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
     known = {name: (getattr(plan.evaluations, name), getattr(simulated, name)) for name in SIMULATED}
     filled: dict[str, Any] = {name: np.where(np.isnan(had), seen, had) for name, (had, seen) in known.items()}
     return replace(
-        plan,
-        adapters=merged(plan.workload, plan.bins, found),
-        evaluations=replace(plan.evaluations, **filled),
+        plan, adapters=merged(plan.workload, plan.bins, found), evaluations=replace(plan.evaluations, **filled)
     )
 
 

@@ -71,10 +71,7 @@ def limit_of(sim: Run) -> Limit:
 def client_limit(sim: Run) -> Limit | None:
     """Return the client's limit of open requests if it keeps requests from servers that have room for more, else None.
     The servers have room if no queue stands before them and gaps between tokens are within their limit."""
-    most, queue = (
-        sim.concurrency if sim.paced else sim.max_outstanding,
-        sim.profile.engine.max_num_queued_reqs,
-    )
+    most, queue = (sim.concurrency if sim.paced else sim.max_outstanding, sim.profile.engine.max_num_queued_reqs)
     servers = len(sim.servers)
     # If the servers' queues are shorter than the client's limit, the servers refuse first.
     if most is None or (queue is not None and queue * servers < most):

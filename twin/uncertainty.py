@@ -77,9 +77,5 @@ def intervals(simulations: Sequence[Run], metrics: Sequence[str] = SUMMARY) -> p
     for metric in metrics:
         values = np.array([float(getattr(simulation, metric)) for simulation in simulations])
         rows.append((metric, *interval_of(metric, values)))
-    kinds = {
-        "metric": pl.String,
-        **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64),
-        "runs": pl.Int64,
-    }
+    kinds = {"metric": pl.String, **dict.fromkeys(("mean", "low", "high", "sd"), pl.Float64), "runs": pl.Int64}
     return pl.DataFrame(rows, schema=kinds, orient="row")

@@ -53,10 +53,7 @@ class Watch:
         if ttft_ms.max(initial=0.0) <= limit_ms.min():
             return
         m = len(workload)
-        offered, completed = (
-            np.bincount(state.requests["owner"], minlength=m),
-            np.bincount(owner, minlength=m),
-        )
+        offered, completed = (np.bincount(state.requests["owner"], minlength=m), np.bincount(owner, minlength=m))
         late = ttft_ms > limit_ms[owner]
         own = (completed >= FEW_REQUESTS) & (np.bincount(owner[late], minlength=m) >= _enough(offered))
         # Adapters with few requests have the percentile of their server.

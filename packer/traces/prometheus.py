@@ -25,14 +25,7 @@ from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.io.web import Address, address_of, ask
 from packer.traces.pattern import RateTable
-from packer.traces.vllm_metrics import (
-    Series,
-    mean_load_ms,
-    ranks_of,
-    shares_in_flight,
-    shares_resident,
-    total_of,
-)
+from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident, total_of
 
 MAX_ANSWER_BYTES = 128_000_000
 TIMEOUT_S = 60.0  # Time limit of a whole response, s.

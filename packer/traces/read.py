@@ -24,16 +24,7 @@ from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
 from packer.lengths import MAX_TOKENS
-from packer.traces.access_log import (
-    USUAL,
-    Fields,
-    LogRow,
-    frame_of,
-    nothing,
-    requests_of,
-    seconds_of,
-    unit_of,
-)
+from packer.traces.access_log import USUAL, Fields, LogRow, frame_of, nothing, requests_of, seconds_of, unit_of
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace, trace_of_requests
 

@@ -63,13 +63,7 @@ def leave(state: CellState, r: int) -> None:
 @njit(**ENGINE_FLAGS)
 def try_to_admit(state: CellState, law: Law, r: int) -> int:
     """Try to admit request `r`. Return REFUSED, ADMITTED, or PASSED_OVER if its adapter is still being loaded."""
-    server, requests, adapters, own, cached = (
-        state.server,
-        state.requests,
-        state.adapters,
-        state.own,
-        state.cached,
-    )
+    server, requests, adapters, own, cached = (state.server, state.requests, state.adapters, state.own, state.cached)
     a = requests[r].owner + 1
     if own.loading_mode == ASYNC and adapters[a].resident == 0:
         if cached[a].loading == 0 and not fetch(state, law, a):

@@ -144,8 +144,7 @@ class Rock(AnyCluster):
             adapters = sorted({adapter for _, _, adapter in own})
             held = np.mean([view.on_gpu(a) for a in adapters], axis=0) if adapters else np.ones(len(use))
             seconds = sum(
-                (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own),
-                np.zeros(len(use)),
+                (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own), np.zeros(len(use))
             )
             self._standing.append(self.idle * (1 - np.abs(busy - self.use)) + self.time / np.maximum(seconds, 1e-9))
             best = np.argsort(-self.cached * held - self._standing[-1], kind="stable")[: self.top].tolist()
