@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,10 +24,11 @@ from packer.live.metrics import page_of
 from packer.live.server import split_cores
 from packer.live.task import Outcome, Session, Task
 from packer.progress import Progress, silent
+from packer.twin.engine_rules import rules_of
 from packer.twin.run import Run
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
-from packer.words import counted
+from packer.words import counted, listed
 from packer.workload import Workload
 
 Figures = dict[str, float | None]
@@ -232,9 +233,16 @@ class Validation:
     @property
     def differing(self) -> list[str]:
         """Settings of the launch file other than those of the bins, for which is predicted, in words."""
-        ours, theirs = asdict(self.launch.engine), [asdict(item.profile.engine).items() for item in self.bins]
-        found = [(name, value) for each in theirs for name, value in each if value != ours[name] != "unknown"]
-        return sorted({f"{name} {ours[name]} instead of {value}" for name, value in found})
+        ours, found = self.launch.engine, set[str]()
+        for theirs in {item.profile.engine for item in self.bins}:
+            for name in (each.name for each in fields(theirs)):
+                values = [getattr(each, name) for each in (ours, theirs)]
+                if name in ("prefix_caching", "async_scheduling"):
+                    usual = getattr(rules_of(replace(theirs, **{name: None})), name)
+                    values = [usual if value is None else value for value in values]
+                if values[0] not in (values[1], "unknown"):
+                    found.add(f"{name} {' instead of '.join(map(_in_words, values))}")
+        return sorted(found)
 
     @property
     def complete(self) -> bool:
@@ -290,6 +298,12 @@ def measured_figures(outcome: Outcome) -> Figures:
     for name in COMPARED[5:]:
         figures[name] = getattr(metrics, name) if metrics is not None else None
     return figures
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return (listed(value) if isinstance(value, tuple) else str(value or "")) or "unset"
 
 
 def _known(value: float) -> float | None:

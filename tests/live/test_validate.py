@@ -99,10 +99,14 @@ def test_requests_to_the_base_model_need_no_adapter(launch: Launch, profile: Pro
 
 
 def test_repeats_show_repeatability(launch: Launch, fleet: Workload, bins: list[Bin], tmp_path: Path) -> None:
-    """Two repeats with other seeds: both are kept and their difference is reported."""
-    other = replace(launch, engine=replace(launch.engine, max_num_seqs=9))
+    """Two repeats with other seeds: both are kept and their difference is reported. Other settings than predicted are
+    said in words; a default that is spelled out is no other setting."""
+    further = {"prefix_caching": True, "async_scheduling": False, "lora_target_modules": ("q_proj", "v_proj")}
+    other = replace(launch, engine=replace(launch.engine, max_num_seqs=9, **further))
     job = Validation(other, fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.5, repeats=2))
-    assert job.differing == ["max_num_seqs 9 instead of 64"]  # the prediction is not for this server
+    modules = "lora_target_modules q_proj, v_proj instead of unset"
+    scheduling = "async_scheduling off instead of on"  # prefix_caching on is the default
+    assert job.differing == [scheduling, modules, "max_num_seqs 9 instead of 64"]  # not what is predicted
     reports = job.run()
     seeds = [run.outcome.task.seed for run in reports[0].runs]
     assert seeds == [0, 1]
