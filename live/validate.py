@@ -235,11 +235,10 @@ class Validation:
         """Settings of the launch file other than those of the bins, for which is predicted, in words."""
         ours, found = self.launch.engine, set[str]()
         for theirs in {item.profile.engine for item in self.bins}:
+            usual = rules_of(replace(theirs, prefix_caching=None, async_scheduling=None))
             for name in (each.name for each in fields(theirs)):
-                values = [getattr(each, name) for each in (ours, theirs)]
-                if name in ("prefix_caching", "async_scheduling"):
-                    usual = getattr(rules_of(replace(theirs, **{name: None})), name)
-                    values = [usual if value is None else value for value in values]
+                given = (getattr(each, name) for each in (ours, theirs))
+                values = [getattr(usual, name, None) if value is None else value for value in given]
                 if values[0] not in (values[1], "unknown"):
                     found.add(f"{name} {' instead of '.join(map(_in_words, values))}")
         return sorted(found)
