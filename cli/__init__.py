@@ -18,7 +18,6 @@ except KeyboardInterrupt:  # before `run` can report it
 
 COMPLETION = "_PACKER_COMPLETE"  # Environment variable by which a shell asks for completions.
 STARTED = time.monotonic()  # Approximate start of the process.
-
 cli = LazyGroup("packer", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 

@@ -255,8 +255,7 @@ def _follow(
                 out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
                 if traffic.seen_path is not None:
                     with _noted(traffic):
-                        ranked = _ranked(plan, seen, given_ranks)
-                        write_workload(rounded(ranked), traffic.seen_path, force=True)
+                        write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
             time.sleep(traffic.every_s or 0.0)

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from packer.operate.view import Observed
 
 CLEARLY_BUSIER = 1.1  # Ratio of planned load to mean load from which the GPUs for the mean load are printed too.
-
 LOG_ONLY = ("ranks", "base", "keys", "skip", "assign")  # Options that say how a log is read.
-
 FILES = ("profile.toml", "fleet.csv", "packer.toml", "plan.json", "report.html")
 """Files of a project, in the order in which they are written."""
 

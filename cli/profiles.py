@@ -90,8 +90,7 @@ def show(given: ShowOptions, out: Output) -> None:
 
     profile = packer.load_profile(given.profile_name)
     data = {**profile_to_dict(profile), "label": profile.label, "fingerprint": profile.fingerprint}
-    errors = [(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]
-    facts = [*profile.facts(), *errors]
+    facts = [*profile.facts(), *[(f"error, {key}", f"{value:g}") for key, value in profile.errors.items()]]
     table = Table(profile.label, ["", ""], facts, left=(0, 1))
     out.result(data, lambda: [table, capacity(memory_table(profile, SLOTS, RANKS))])
 

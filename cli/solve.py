@@ -201,8 +201,7 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     out.check_tables(result.per_adapter)
     old = planning.running()
     if old is not None:  # the plan's servers are used, even if packer.toml names others
-        of_kinds = ("profile_names", "gpu_names", "model", "settings", "prices", "available")
-        refuse_unused("--from", of_kinds)
+        refuse_unused("--from", ("profile_names", "gpu_names", "model", "settings", "prices", "available"))
     if planning.spare and not planning.recommends(old):
         raise IncompatibleError(
             "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."
@@ -214,8 +213,7 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     hour = hour if planning.rate_factor == 1.0 else None
     rank = int(fleet.ranks.max())
     kinds = servers.kinds(rank) if old is None else list(kinds_of([item.profile for item in old.bins]))
-    profiles = [kind.profile for kind in kinds]
-    out.note_profiles(*profiles)
+    out.note_profiles(*[kind.profile for kind in kinds])
     with interruptible() as stop, out.progress() as progress:
         later = ("packer.io.plans", *(() if out.as_json or out.quiet else TO_PRINT))
         plan = planning.planned(fleet, kinds, old, later, hour, progress=progress, stop=stop)

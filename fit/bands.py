@@ -20,7 +20,6 @@ Kind = Literal["rows of this model and GPU", "rows of this GPU", "rows of this m
                "kernels of this GPU", "data sheet alone", "data-parallel ranks"]  # fmt: skip
 
 BANDS = table("packer.fit", "bands.toml")  # Bands by kind of model and kind of extrapolation, and what was measured.
-
 _NORMAL = {0.5: 0.0, 0.8: 0.842, 0.9: 1.282, 0.95: 1.645, 0.99: 2.326}  # Quantiles of the normal distribution.
 
 

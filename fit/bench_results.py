@@ -32,7 +32,6 @@ from packer.twin.law.law import coefficient_vector
 from packer.twin.law.linear import AT, linear_features
 
 Path = str | os.PathLike[str]
-
 FIGURES, UNSTEADY = table("packer.fit", "bench_results.toml").values()
 _MOST_OF_BUDGET = 0.5
 """Largest mean step of a run that is used, as a share of `max_num_batched_tokens`. Near this budget, steps with and
@@ -141,8 +140,7 @@ def _scraped(text: str) -> dict[str, float]:
     totals: dict[str, float] = {}
     for name, labels, value in re.findall(r"^vllm:(\w+)(\{.*\})? +([-+.\w]+)", text, re.MULTILINE):
         if re.search('(running|waiting)_lora_adapters="[^"]', labels):
-            rule = "expected the base model's steps alone, got adapters in vllm:lora_requests_info."
-            raise FileFormatError(rule)
+            raise FileFormatError("expected the base model's steps alone, got adapters in vllm:lora_requests_info.")
         with suppress(ValueError):
             totals[name] = totals.get(name, 0.0) + float(value)
 

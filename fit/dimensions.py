@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from packer.io.shipped import table
 
 BYTES = 2  # Bytes of a bf16 weight.
-
 KINDS = table("packer.fit", "model_kinds.toml")
-
 LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 """Linear layers of a decoder as vLLM packs them, each with LoRA kernels of its own."""
 

@@ -32,7 +32,6 @@ from packer.twin.memory.policy import least_kv_tokens
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"  # The calibrated profile whose terms of adapters are scaled.
-
 ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
 """Engines whose memory and slots are modelled, and the version that each model follows."""
 

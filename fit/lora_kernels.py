@@ -56,8 +56,7 @@ def read_lora_kernels(text: str) -> Times:
             elif not cells[0]:
                 columns = cells
     if rows or not found:
-        rule = "expected tables of LORA_SHRINK and LORA_EXPAND that end with their unit of time."
-        raise FileFormatError(rule)
+        raise FileFormatError("expected tables of LORA_SHRINK and LORA_EXPAND that end with their unit of time.")
     return found
 
 
@@ -114,8 +113,7 @@ def with_lora_kernels(profile: Profile, times: Times) -> Profile:
     )  # fmt: skip
     law = profile.latency
     own = {name: law.coefficients[name] for name in KERNEL_TERMS if law.coefficients.get(name)}
-    equations = Equations(features, sums[known], np.ones(known.sum()))
-    found = solve(equations, tuple(own), Prior(own, profile.name))
+    found = solve(Equations(features, sums[known], np.ones(known.sum())), tuple(own), Prior(own, profile.name))
     fitted = {name: float(f"{value:.6g}") for name, value in found.items()}
     note = f"from LoRA kernels at {known.sum()} numbers of tokens, adapters and rank"
     return replace(profile.with_coefficients(**fitted), provenance={**profile.provenance, "adapters": note})

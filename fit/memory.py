@@ -17,7 +17,6 @@ from packer.twin.datasheets import Datasheet
 from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
 
 GIB = 2.0**30
-
 BYTES_PER_ACTIVATION = 2.5
 """Bytes per element of the hidden states of the largest batch, in addition to the sampler's bytes."""
 

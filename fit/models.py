@@ -52,8 +52,7 @@ def model_named(name: str) -> ModelDimensions:
     if (known := _shipped(name)) is not None:
         return known
     if (cached := cached_config(name)) is not None:
-        found = read_model_config(cached)
-        return replace(found, name=name.rpartition("/")[2].lower()[:80], repository=name)
+        return replace(read_model_config(cached), name=name.rpartition("/")[2].lower()[:80], repository=name)
     suffix = _SUFFIX.search(name)
     base = _shipped(name[: suffix.start()]) if suffix else None
     if suffix and base is not None:

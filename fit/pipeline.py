@@ -70,8 +70,7 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     latency, note = base.latency, ""
     if len(equations.step_ms):
         prior = prior_of(base)
-        law = step_law.solve(equations, TERMS, prior)
-        latency = LatencySpec("linear", law, base.latency.graph_max_tokens)
+        latency = LatencySpec("linear", step_law.solve(equations, TERMS, prior), base.latency.graph_max_tokens)
         note = "" if prior is None else f"{prior.source}, for what micro-benchmarks leave open"
     calibrated = base.calibrated or bool(profiling.adapters)
     profile = replace(

@@ -11,7 +11,6 @@ from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import EXPERTS_ONLY, QUANTIZATIONS, ModelDimensions
 
 GROUP = 128  # Weights that share a 16-bit scale if the config of quantised weights gives no group size.
-
 WEIGHT_BITS = {name: row["bits"] for name, row in QUANTIZATIONS.items() if "bits" in row}
 """Bits of a weight of the linear layers with its share of the scales, by name."""
 
@@ -42,8 +41,7 @@ def quantized(model: ModelDimensions, name: str | None) -> ModelDimensions:
         raise IncompatibleError(f"{rule}, got {shown(name)}.")
     if said in EXPERTS_ONLY and not model.experts:
         raise IncompatibleError(f"vLLM stores experts as {said}, and {model.name} has none.")
-    bits = WEIGHT_BITS[said]
-    return replace(model, weight_bits=bits, quantization=None if said == "bf16" else said)
+    return replace(model, weight_bits=WEIGHT_BITS[said], quantization=None if said == "bf16" else said)
 
 
 def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, str | None]:

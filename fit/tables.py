@@ -153,8 +153,7 @@ def read_runs(
     `generated_share`: generated / requested output tokens. `max_outstanding`: the client's limit. Runs record only the
     number of adapters of each rank, so ranks are assigned at random (seed 0).
     """
-    folder = Path(path).parent
-    measured = _rates_by_run(folder)
+    measured = _rates_by_run(Path(path).parent)
     runs: list[MeasuredRun] = []
     for row in read_rows(path, REQUIRED):
         if row.cells["model"] != model:

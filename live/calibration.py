@@ -47,8 +47,7 @@ def options_for(launch: Launch, adapters: Sequence[Adapter], settings: Settings)
 
 
 def _replay(key: str, adapters: Sequence[Adapter], trace: RequestTrace, duration_s: float) -> Task:
-    workload = Workload(adapters, arrivals=Arrivals("trace", trace=trace))
-    return Task(key, workload, duration_s, drain_s=DRAIN_S)
+    return Task(key, Workload(adapters, arrivals=Arrivals("trace", trace=trace)), duration_s, drain_s=DRAIN_S)
 
 
 def burst(launch: Launch, key: str, adapters: Sequence[Adapter], batch: int) -> Task:

@@ -210,8 +210,7 @@ class Campaign:
         failure = None if server is None or server.alive else server.failure()
         if failure is None and result.fault is None:
             write_text(place / "done.json", json.dumps(result.summary(), indent=2))
-        outcome = self._read(session, task)
-        return replace(outcome, failure=failure, load=result)
+        return replace(self._read(session, task), failure=failure, load=result)
 
     def load(self, session: Session, task: Task) -> Outcome | None:
         """Return an earlier outcome: a failure for lack of memory, or a complete run of the same requests."""

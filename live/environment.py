@@ -134,8 +134,7 @@ def diagnose_url(where: Address | str) -> list[Check]:
     answer = f"{address.url}/health answers {_answer(status, text)}"
     if status != 200:
         return [_client(), Check("health", False, answer, "start it")]
-    rest = (_version(address), _models(address), _metrics(address))
-    return [_client(), Check("health", True, answer), *rest]
+    return [_client(), Check("health", True, answer), *(_version(address), _models(address), _metrics(address))]
 
 
 def _answer(status: int, text: str) -> str:

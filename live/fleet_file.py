@@ -150,8 +150,7 @@ def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
     router = found.router
     if router is not None:
         router = replace(router, file=str(base.parent / router.file))
-    state = base.parent / (found.state or f"{base.stem}.state.json")
-    return replace(found, router=router, state=str(state))
+    return replace(found, router=router, state=str(base.parent / (found.state or f"{base.stem}.state.json")))
 
 
 def _place(url: str) -> str:
@@ -212,8 +211,7 @@ class LiveState:
 
 @reader
 def _read_state(path: str) -> LiveState:
-    data = check_version(parse_json(read_text(path)), 1)
-    found = parse(LiveState, {**data, "path": path})
+    found = parse(LiveState, {**check_version(parse_json(read_text(path)), 1), "path": path})
     for server, placed in found.servers.items():
         for name, share in placed.items():
             if not 0.0 <= share <= 1.0:

@@ -134,8 +134,7 @@ def _terms(observations: Sequence[Observations]) -> tuple[str, ...]:
 def fit_loading(logs: Sequence[Steps]) -> LoadingSpec:
     """Fit the times of loading adapters from host memory and from disk, a + b × rank each."""
     host = _load_line([(s.host_loads, s.host_ranks, s.host_ms) for s in logs])
-    disk = _load_line([(s.disk_loads, s.disk_ranks, s.disk_ms) for s in logs])
-    return LoadingSpec(*host, *disk)
+    return LoadingSpec(*host, *_load_line([(s.disk_loads, s.disk_ranks, s.disk_ms) for s in logs]))
 
 
 def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tuple[float, float]:
@@ -171,8 +170,7 @@ def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
     if len(set(slots.tolist())) > 1:
         # Each unit of slots × rank takes this many bytes from the KV cache.
         per_rank = max(0.0, -float(np.polyfit(slots, left, 1)[0]))
-    budget = float(np.mean(left + slots * per_rank))
-    return MemorySpec(budget, 0.0, per_rank, minimum, "reserved", measured)
+    return MemorySpec(float(np.mean(left + slots * per_rank)), 0.0, per_rank, minimum, "reserved", measured)
 
 
 def assemble(

@@ -159,8 +159,7 @@ class LoadResult:
     def to_bench(self, **extra: Any) -> dict[str, Any]:
         """The result file of `vllm bench serve --save-result`."""
         date = datetime.fromtimestamp(self.started_unix_s).strftime("%Y%m%d-%H%M%S")
-        head = {"date": date, "backend": "vllm", "num_prompts": len(self.scheduled_s)}
-        return head | extra | self.summary()
+        return {"date": date, "backend": "vllm", "num_prompts": len(self.scheduled_s)} | extra | self.summary()
 
 
 _NAMES = [each.name for each in fields(LoadResult)]

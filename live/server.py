@@ -40,7 +40,6 @@ _MEMORY_PATTERNS = re.compile(
     re.IGNORECASE,
 )
 _PORT_PATTERN = re.compile(r"address already in use", re.IGNORECASE)
-
 FailureKind = Literal["memory_error", "port", "exited", "timeout", "interrupted"]
 
 
@@ -144,8 +143,7 @@ class LiveServer:
         command = command_line(self.launch, self.options, self.port)
         guard = [sys.executable, str(Path(__file__).with_name("guard.py")), str(STOP_GRACE_S), *command]
         if self.cores:
-            cores = ",".join(map(str, self.cores))
-            guard = [*guard[:3], "taskset", "-c", cores, *guard[3:]]
+            guard = [*guard[:3], "taskset", "-c", ",".join(map(str, self.cores)), *guard[3:]]
         with self.log_path.open("wb") as log:
             self._guard = subprocess.Popen(
                 guard,
@@ -215,8 +213,7 @@ class LiveServer:
         except subprocess.TimeoutExpired:
             guard.kill()
             guard.wait()
-            what = f"The server on port {self.port} could not be stopped; see {self.log_path}."
-            raise LiveError(what) from None
+            raise LiveError(f"The server on port {self.port} could not be stopped; see {self.log_path}.") from None
 
 
 def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:

@@ -47,8 +47,7 @@ class Steps:
         periods = np.full(len(self), np.nan)
         if len(self) > 1:
             gaps = np.diff(self.start_s) * 1e3
-            busy = (self.follows[1:] > 0) & (gaps < MAX_PERIOD_MS)
-            periods[:-1] = np.where(busy, gaps, np.nan)
+            periods[:-1] = np.where((self.follows[1:] > 0) & (gaps < MAX_PERIOD_MS), gaps, np.nan)
         return periods
 
 

@@ -50,8 +50,7 @@ class Traffic:
     def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
         """Read the pages of these servers, which answer; return why some do not say what the server does."""
         asked, faults = list(which), []
-        servers = [self.servers[s] for s in asked]
-        answers = each_of(servers, lambda server: page_of(server.metrics(), now_s))
+        answers = each_of([self.servers[s] for s in asked], lambda server: page_of(server.metrics(), now_s))
         for s, found in zip(asked, answers, strict=True):
             self.looks[s].append(page := Page(now_s, {}) if isinstance(found, str) else found)
             if not _counts(page):

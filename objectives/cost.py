@@ -32,5 +32,4 @@ class Cost(Objective):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(price per hour, GPUs)."""
-        price = sum(self.weight(item.profile) for item in bins)
-        return (price, float(sum(item.gpus for item in bins)))
+        return (sum(self.weight(item.profile) for item in bins), float(sum(item.gpus for item in bins)))

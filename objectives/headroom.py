@@ -88,5 +88,4 @@ def read_rates(path: str, workload: Workload, *, part: bool = False) -> dict[str
     if unknown:
         rule = f"there are rates for {counted(len(unknown), 'adapter')} that the fleet does not have"
         raise FileFormatError(f"{rule}: {listed(unknown, 5)}.")
-    columns = np.array([found[name] for name in workload.names]).T
-    return dict(zip(loads, columns, strict=True))
+    return dict(zip(loads, np.array([found[name] for name in workload.names]).T, strict=True))

@@ -40,8 +40,7 @@ class MostTuning(Objective):
         fleet = super().fleet(workload)
         fleet = fleet.tuned_by(self.policy or (workload.fine_tuning or FineTuning()).policy)
         if not trains(fleet.fine_tuning):
-            rule = "The objective 'tuning' needs a job with samples, and a policy other than 'none'."
-            raise IncompatibleError(rule)
+            raise IncompatibleError("The objective 'tuning' needs a job with samples, and a policy other than 'none'.")
         return fleet
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:

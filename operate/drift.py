@@ -144,8 +144,7 @@ def replayed_on(plan: Plan, requests: Trace, window_s: float) -> RunVerdict | No
     trace = requests_to(served.names, requests, window_s)
     if trace is None:
         return None
-    fleet = served.replaying(trace)
-    run = simulate_cluster(fleet, plan.cluster(), router="plan", seed=plan.seed)
+    run = simulate_cluster(served.replaying(trace), plan.cluster(), router="plan", seed=plan.seed)
     found = verdict_of(run)
     if "slo_used" in plan.limits or run.status != "ok":
         return found

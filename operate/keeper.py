@@ -126,8 +126,7 @@ class Keeper:
         before = float(view.requests_since(start_s, now_s - SHORT_S) @ tokens)
         span_s = now_s - SHORT_S - start_s
         same_s = np.array([max(since_s, self.requests.same_since_s(s)) for s in range(len(self.kinds))])
-        columns = np.array(view.sampled_since(same_s, now_s)).T.tolist()
-        each = enumerate(columns)
+        each = enumerate(np.array(view.sampled_since(same_s, now_s)).T.tolist())
         samples = {s: Sampled(n, prompt / n, output / n) for s, (n, prompt, output) in each if n}
         was = before / span_s if span_s > 0 else recent
         seen = Observation(load, recent, was, view.on.copy(), None, samples)

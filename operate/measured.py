@@ -142,8 +142,7 @@ class Requests:
                 for was, new, own in sides
                 if own is not None
             ):
-                in_sessions = self.fleet.sessions_by_adapter[k] is not None
-                adapters[k] = as_met(old, met, in_sessions=in_sessions)
+                adapters[k] = as_met(old, met, in_sessions=self.fleet.sessions_by_adapter[k] is not None)
                 changed += [old.name] if adapters[k] != old else []
         if not changed:
             return ""

@@ -42,8 +42,7 @@ def memory_table(profile: Profile, max_loras: Sequence[int], max_lora_rank: Sequ
     settings = {point: profile.settings(*point) for point in grid}
     errors = {point: memory_error(profile, settings[point]) for point in grid}
     tokens = {point: None if errors[point] else kv_cache_tokens(profile, settings[point]) for point in grid}
-    largest = {rank: largest_max_loras(profile, rank) for rank in ranks}
-    return MemoryTable(profile, tokens, errors, largest)
+    return MemoryTable(profile, tokens, errors, {rank: largest_max_loras(profile, rank) for rank in ranks})
 
 
 def slot_cost_tokens(profile: Profile, rank: int) -> float:

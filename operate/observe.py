@@ -78,8 +78,7 @@ def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`."""
     log = read_trace(path, fields)
     if log.adapter is None:
-        said = "the log names no adapters, so that no plan can be compared with it."
-        raise FileFormatError(said, path=path)
+        raise FileFormatError("the log names no adapters, so that no plan can be compared with it.", path=path)
     return replace(log, ranks=(1,) * len(log.names))
 
 

@@ -63,8 +63,7 @@ def predict(
         model = model.for_one()
     slots: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     figures = evaluate_server(fleet, profile, **slots, predictor=model)
-    settings = profile.settings(max_loras, fleet.slot_rank(max_lora_rank))
-    server = Bin(tuple(range(len(fleet))), settings, profile)
+    server = Bin(tuple(range(len(fleet))), profile.settings(max_loras, fleet.slot_rank(max_lora_rank)), profile)
     learned = model.learned if isinstance(model, AutoPredictor) else model
     notes = (model.summary(),) if isinstance(model, AutoPredictor) else ()
     if not isinstance(learned, LearnedPredictor):

@@ -117,8 +117,7 @@ def _profile(model: str, gpu: str, settings: Mapping[str, Any]) -> Profile:
         if name.partition("/")[0] == sheet.name and shipped.model.repository == dimensions.repository:
             return with_engine(shipped, **{key: own[key] for key in own if key not in hardware})
     rules = {key: own.pop(key) for key in RULES if key in own}
-    found = estimate_profile(dimensions, gpu, version=own.pop("vllm_version", None), **own)
-    return with_engine(found, **rules)
+    return with_engine(estimate_profile(dimensions, gpu, version=own.pop("vllm_version", None), **own), **rules)
 
 
 def is_log(path: str | os.PathLike[str], *, assumed: bool = False) -> bool:

@@ -119,8 +119,7 @@ def schedule(
         periods.append(day.period([name], static))
     # begin where the number of GPUs changes, so that midnight alone does not end a period
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
-    turned = [*periods[cut:], *periods[:cut]]
-    merged = _merged(turned, lambda names: day.period(names, static), start_s)
+    merged = _merged([*periods[cut:], *periods[:cut]], lambda names: day.period(names, static), start_s)
     steady = with_steady_settings(merged, day.holds)
     found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
@@ -171,8 +170,7 @@ def _groups(fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], as
     if len(kinds) == 1 and not more:
         starting(fleet, profiles)
         return [_Group(tuple(range(len(fleet))), profiles[0], kinds[0].available)]
-    busiest = Periods(fleet, profiles[0], list(rates.values()), asked).busiest
-    plan = recommend(busiest, kinds, **vars(asked))
+    plan = recommend(Periods(fleet, profiles[0], list(rates.values()), asked).busiest, kinds, **vars(asked))
     if plan.status is Status.INFEASIBLE:
         raise _none_holds(plan)
     held: dict[Profile, set[int]] = {}

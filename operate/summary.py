@@ -47,8 +47,7 @@ def sessions_of(fleet: Workload) -> tuple[float, float]:
 
 
 def _top_share(sorted_rates: list[float], part: float) -> float:
-    k = math.ceil(part * len(sorted_rates))
-    return sum(sorted_rates[:k]) / sum(sorted_rates)
+    return sum(sorted_rates[: math.ceil(part * len(sorted_rates))]) / sum(sorted_rates)
 
 
 def _mixture(fleet: Workload, key: str) -> dict[str, float]:

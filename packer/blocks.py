@@ -47,12 +47,10 @@ class Blocks:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", checks.integer("tokens of a block", self.tokens, low=1))
         for key in ("starts", "ids"):
-            column = checks.row(f"{key} of blocks", getattr(self, key), whole=True)
-            object.__setattr__(self, key, own(column))
+            object.__setattr__(self, key, own(checks.row(f"{key} of blocks", getattr(self, key), whole=True)))
         starts = self.starts
         if not len(starts) or starts[0] != 0 or starts[-1] != len(self.ids) or np.any(np.diff(starts) < 0):
-            rule = f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,})."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected starts of blocks to rise from 0 to the number of ids ({len(self.ids):,}).")
         if len(self.ids):
             self._check_chain()
 
@@ -123,5 +121,4 @@ def at_rows(requests: Any, rows: slice | IntArray | BoolArray) -> dict[str, Any]
     """The fields of a dataclass of requests that have a value for each request, by name, for some of the requests."""
     columns = {each.name: getattr(requests, each.name) for each in fields(requests)}
     found = {name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)}
-    blocks = {name: each.take(rows) for name, each in columns.items() if isinstance(each, Blocks)}
-    return found | blocks
+    return found | {name: each.take(rows) for name, each in columns.items() if isinstance(each, Blocks)}

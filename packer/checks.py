@@ -105,8 +105,7 @@ def _finite(value: object) -> float:
 def choice(name: str, value: object, known: Iterable[object]) -> None:
     """Raise unless `value` is one of `known`."""
     if value not in (listed := list(known)):
-        rule = f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}."
-        raise ValidationError(rule)
+        raise ValidationError(f"Expected {name} to be one of {', '.join(map(str, listed))}, got {shown(value)}.")
 
 
 def slot_rank(name: str, value: object) -> int:

@@ -180,7 +180,6 @@ FIGURES: Mapping[str, Label] = {item.name: item.metadata["label"] for item in fi
 """Every figure of a server by its name, in the order of tables and files."""
 
 _FIGURES_OF = attrgetter(*FIGURES)
-
 _OPTIONAL = tuple(item.name for item in fields(Evaluation) if item.default is not MISSING)
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 Level = Literal["request", "adapter", "server"]
-
 STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 """Quantile of each statistic; NaN for the mean."""
 METRICS = ("ttft", "itl", "tpot", "e2e")

@@ -37,8 +37,7 @@ class KvShape:
     def held(self, tokens: float, ahead: int = 0) -> float:
         """Return what a request of `tokens` tokens holds. `ahead`: tokens of a step, which layers with a window keep,
         too (vllm/v1/kv_cache_interface.py of 0.32.0, `SlidingWindowSpec.max_admission_blocks_per_request`)."""
-        further = max(tokens - self.window - ahead, 0)
-        return tokens - self.windowed_share * further + self.request_tokens
+        return tokens - self.windowed_share * max(tokens - self.window - ahead, 0) + self.request_tokens
 
     def longest(self, held: float, ahead: int = 0) -> int:
         """Return the tokens of the longest request that holds no more than `held`, the inverse of `held`."""

@@ -19,10 +19,8 @@ from packer.public import checked
 
 Kind = Literal["constant", "lognormal", "gamma", "empirical"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-
 MAX_TOKENS = 10**9  # Largest accepted length of a request, tokens.
 MIN_CV = 1e-4  # Smallest cv other than 0: below it a gamma quantile can't be computed.
-
 _SMALL_SHIFT = 0.002
 _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)

@@ -125,8 +125,7 @@ class LatencySpec:
         checked = {}
         for key, value in self.coefficients.items():
             if key not in known:
-                rule = f"Expected latency coefficients among {', '.join(known)}, got {shown(key)}."
-                raise ValidationError(rule)
+                raise ValidationError(f"Expected latency coefficients among {', '.join(known)}, got {shown(key)}.")
             checked[key] = checks.real(f"latency.coefficients.{key}", value, low=0.0, high=_MOST_MS)
         object.__setattr__(self, "coefficients", checked)
         checks.keep_integer(self, "latency.graph_max_tokens", low=0)

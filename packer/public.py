@@ -132,8 +132,7 @@ class _Names(dict[str, Any]):
 
 @cache
 def _hints(owner: Any) -> dict[str, Any]:
-    names = _Names(vars(builtins) | vars(sys.modules[owner.__module__]))
-    return get_type_hints(owner, localns=names)
+    return get_type_hints(owner, localns=_Names(vars(builtins) | vars(sys.modules[owner.__module__])))
 
 
 @cache

@@ -331,5 +331,4 @@ def _subset_trace(arrivals: Arrivals, indices: Sequence[int], n: int, shares: Se
                 _, first, which = np.unique(trace.sessions[rows], return_index=True, return_inverse=True)
                 numbers = np.argsort(np.argsort(first))[which]
             keep[rows[np.floor((numbers + 1) * share) <= np.floor(numbers * share)]] = False
-    kept = replace(trace.take(keep), adapter=local[keep], end_s=trace.span_s)
-    return replace(arrivals, trace=kept)
+    return replace(arrivals, trace=replace(trace.take(keep), adapter=local[keep], end_s=trace.span_s))

@@ -163,7 +163,6 @@ class Apart:
         """An even split of a group over `n` servers."""
         parts, profile = self.job.parts, self.job.profile
         loads = parts.fleet.offered_tok_s_by_adapter
-        falling = group.members[np.argsort(-loads[group.members], kind="stable")]
-        split = levelled(falling, loads, n)
+        split = levelled(group.members[np.argsort(-loads[group.members], kind="stable")], loads, n)
         bins = parts.joined([server_of(parts.fleet, profile, part, SLOTS) for part in split])
         return with_most_slots(bins, group.slots)

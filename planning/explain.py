@@ -40,7 +40,6 @@ _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --m
 NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks them with any number of servers.
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
-
 MOST_ASKED = 10_000  # Largest number that --max-replicas takes.
 
 

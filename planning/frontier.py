@@ -100,8 +100,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
     requests = np.concatenate([hour.ttft_ms for hour in hours if hour.ttft_ms is not None])
     figures = Evaluations.of([hour.figures for hour in hours])
     starving = tuple(k for k, hour in enumerate(hours) if not hour.figures.feasible)
-    shown = (*job.kept.hours[:1], job.kept.planned, job.kept.given)
-    used = job.kept.used(bins, shown, [1.0] * len(bins))
+    used = job.kept.used(bins, (*job.kept.hours[:1], job.kept.planned, job.kept.given), [1.0] * len(bins))
     beyond = bool(starving) or not job.kept.holds_in(bins, job.kept.planned)
     holds = job.kept.holds(bins, job.spare)
     plan = Plan(

@@ -186,8 +186,7 @@ class KeptHours:
 
     def short_of_cache(self, bins: Sequence[Bin], hour: Hour) -> list[bool]:
         """Which servers run short of KV cache in an hour and would have much more of it with fewer slots."""
-        jobs = [self.job(item, hour) for item in bins]
-        shown = self.simulated.judged(jobs, [FAR_BEYOND] * len(bins))
+        shown = self.simulated.judged([self.job(item, hour) for item in bins], [FAR_BEYOND] * len(bins))
         short = [each.kv_usage >= USED_UP if isinstance(each, BrokenError) else each.short_of_cache for each in shown]
         return [full and gains_cache(item) for full, item in zip(short, bins, strict=True)]
 
@@ -233,8 +232,7 @@ class KeptHours:
         hours = self.all(bins, hour)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False
-        used = merged(hour.fleet, bins, hours).slo_used
-        return int((used <= 1.0).sum()) >= self.required
+        return int((merged(hour.fleet, bins, hours).slo_used <= 1.0).sum()) >= self.required
 
     def fresh(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The `number`-th set of fresh hours for these servers, at the rates as given: one hour, `FRESH_HOURS` if the

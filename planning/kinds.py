@@ -99,8 +99,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
         if logged is not None:
             logged = workload.replaying(logged).of_model(own.adapters[0].model)[1].arrivals.trace
         given = {**vars(asked), "time_limit_s": part_s, "log_hour": logged, **changed}
-        before = sum(len(option.plan.bins) for _, option in chosen)
-        return Frontier(own, profile, before=before, **given)
+        return Frontier(own, profile, before=sum(len(option.plan.bins) for _, option in chosen), **given)
 
     chosen: list[tuple[tuple[int, ...], Option]] = []
     options: list[Option] = []

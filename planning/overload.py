@@ -44,8 +44,7 @@ class Overload:
 
     def _attainment(self, bins: Sequence[Bin]) -> float:
         """Rate of requests within their limits, req/s."""
-        rates = [float(item.rates(self.job.workload).sum()) for item in bins]
-        return float(np.dot(rates, self._shares(bins)))
+        return float(np.dot([float(item.rates(self.job.workload).sum()) for item in bins], self._shares(bins)))
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
         """Each server with the slots that keep most of its requests within their limits. On an overloaded server with

@@ -130,8 +130,7 @@ def recommend(
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])
-    job = Frontier(fleet, kinds[0].profile, **vars(asked))
-    task = Deployment(job, min(at_hand, default=None), old_bins)
+    task = Deployment(Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None), old_bins)
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, decision=plan.decision or f"{lead}: {task.told}")
@@ -269,8 +268,7 @@ class Deployment:
     def _lasts(self, bins: Sequence[Bin]) -> bool:
         """Whether the servers keep the goal in all kept hours and, if plans are verified, in the last fresh ones."""
         job = self.job
-        held = job.kept.holds(bins, job.spare)
-        return held and not (self.rounds and job.kept.broken_later(bins, job.number))
+        return job.kept.holds(bins, job.spare) and not (self.rounds and job.kept.broken_later(bins, job.number))
 
     def _close(self, bins: Sequence[Bin], verified: bool | None) -> Plan:
         """The plan with these servers, whose settings are not changed any more."""
@@ -337,8 +335,7 @@ class Deployment:
         """The plan at other rates, not verified in fresh hours; None if there is none."""
         if self.over():
             return None
-        limit_s = limit_of(self.job.remaining_s())
-        job = replace(self.job, workload=workload, verify=False, time_limit_s=limit_s)
+        job = replace(self.job, workload=workload, verify=False, time_limit_s=limit_of(self.job.remaining_s()))
         found = Deployment(job).explored()
         return None if found is None else found.plan
 
@@ -350,7 +347,6 @@ class Deployment:
             reasons = (UNCONFIRMED,)
         reasons += (*by_luck(self.job, plan), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
-        headroom = tuple(room.headroom for room in plan.rooms)
-        plan = replace(plan, headroom=headroom, reasons=reasons)
+        plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
         return self._with_moves(plan)

@@ -252,7 +252,6 @@ class Replicas:
                 # A server may have several parts of one adapter, which take one slot.
                 shares[self._whole[part]] = shares.get(self._whole[part], 0) + 1
             exact = tuple(count / (self.parts.get(i) or 1) for i, count in shares.items())
-            slots = min(item.max_loras, len(shares))
-            settings = item.profile.settings(slots, item.max_lora_rank)
+            settings = item.profile.settings(min(item.max_loras, len(shares)), item.max_lora_rank)
             found.append(replace(item, adapters=tuple(shares), shares=exact, settings=settings))
         return tuple(found)

@@ -40,12 +40,10 @@ from packer.words import listed
 from packer.workload import Workload
 
 ESTIMATED_GPUS = 32  # Larger plans of the default predictor get no estimate of the GPUs needed: it would take seconds.
-
 GOAL_ADAPTERS = 2_000
 """With more adapters, a plan with too few GPUs for the goal does not say how many suffice: that takes as long again."""
 
 SEARCHED = 0.7  # Share of the time limit for the search; the rest is for verifying and explaining the plan.
-
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."
 
 
@@ -254,8 +252,7 @@ class SolverTask:
         evaluator, first = self.problem.evaluator, self.first
         if self.over():
             return first
-        raised = evaluator.with_more_margin(number * HARDENING_STEP)
-        plan = self._found(replace(self.problem, evaluator=raised))
+        plan = self._found(replace(self.problem, evaluator=evaluator.with_more_margin(number * HARDENING_STEP)))
         if plan.status is Status.INFEASIBLE:
             return first
         bound = {name: getattr(first, name) for name in ("lower_bound", "bound_proven", "bound_source")}
@@ -303,8 +300,7 @@ class SolverTask:
 
     def holds(self, item: Bin) -> bool:
         """Whether the whole predictor admits the server with the margin."""
-        found = self.problem.evaluator.judged(self.workload, [item])
-        return bool(self.problem.objective.holds(found).all())
+        return bool(self.problem.objective.holds(self.problem.evaluator.judged(self.workload, [item])).all())
 
     def changed(self, plan: Plan, bins: Sequence[Bin]) -> Plan | None:
         """The plan with these servers; None if the plan was verified and the twin refuses one of the new servers."""

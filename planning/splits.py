@@ -29,8 +29,7 @@ def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -
         return
     loads = fleet.offered_tok_s_by_adapter
     falling = np.argsort(-loads, kind="stable")
-    by_rank = np.lexsort((-loads, -fleet.ranks))
-    found = [dealt(falling, n), levelled(falling, loads, n), dealt(by_rank, n)]
+    found = [dealt(falling, n), levelled(falling, loads, n), dealt(np.lexsort((-loads, -fleet.ranks)), n)]
     least = min(_fullest(parts, loads) for parts in found)
     # Exchanges only help if the fullest server is clearly above the mean, which no split goes below.
     if least * (1.0 - EVENER) > loads.sum() / n:

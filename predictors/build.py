@@ -24,7 +24,6 @@ from packer.twin.until_clear import evaluate_until_clear
 PART_ROWS = 32
 _WATCH = "packer-watch-parent"
 MAX_OUTSTANDING = 26_800  # Maximum number of outstanding requests, as in the client of the measured runs.
-
 Backend = Literal["processes", "ray"]
 
 
@@ -93,8 +92,7 @@ def _check_note(folder: Path, spec: Spec) -> None:
     note = folder / "spec.json"
     if not note.exists():
         if any(not item.name.startswith(".") for item in folder.iterdir()):  # dots: left by a killed write
-            rule = f"{folder}: expected parts of a data set, got other files: move them away."
-            raise IncompatibleError(rule)
+            raise IncompatibleError(f"{folder}: expected parts of a data set, got other files: move them away.")
         write_text(note, spec.text())
     elif read_text(note) != spec.text():
         raise IncompatibleError(

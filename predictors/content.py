@@ -17,7 +17,6 @@ from packer.memo import Memo
 from packer.workload import Workload
 
 Factors = FloatArray | float
-
 MAX_STORED = 200_000
 _CONTENT = attrgetter(*(item.name for item in fields(Adapter) if item.name != "name"))
 
@@ -63,8 +62,7 @@ class _Fleet:
     def canonical(self, item: Bin, here: IntArray, shares: tuple[float, ...]) -> Bin:
         """Return the bin that is evaluated for all bins of this content."""
         run = np.arange(len(here)) - np.searchsorted(here, here)  # 0, 1, … within a class
-        adapters = tuple(self.members[self.start[here] + run].tolist())
-        return replace(item, adapters=adapters, shares=shares)
+        return replace(item, adapters=tuple(self.members[self.start[here] + run].tolist()), shares=shares)
 
 
 class ContentCache:

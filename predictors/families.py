@@ -50,8 +50,7 @@ class Neighbours:
             from scipy.spatial import KDTree
 
             z = squash(x, self.arrays["center"], self.arrays["scale"])
-            k = np.arange(1, int(self.arrays["k"][0]) + 1)
-            distance, near = KDTree(self.arrays["points"]).query(z, k)
+            distance, near = KDTree(self.arrays["points"]).query(z, np.arange(1, int(self.arrays["k"][0]) + 1))
             weight = 1.0 / (distance + CLOSEST)
             found = (weight[:, :, None] * self.arrays["values"][near]).sum(1) / weight.sum(1, keepdims=True)
             self._last = last = (x, found)

@@ -104,8 +104,7 @@ def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArr
         root = (1.0 + root) ** (1.0 / (_DIMENSIONS + 1))
     step = root ** -np.arange(1.0, _DIMENSIONS + 1)
     shift = np.random.default_rng(seed).random(_DIMENSIONS)
-    wobble = rng.normal(0.0, 0.02, _DIMENSIONS)
-    return (shift + index * step + wobble) % 1.0
+    return (shift + index * step + rng.normal(0.0, 0.02, _DIMENSIONS)) % 1.0
 
 
 def _log_between(u: float, low: float, high: float) -> float:

@@ -33,7 +33,6 @@ from packer.profile import Profile
 
 MAGIC = b"packer predictor 1"
 MAX_ARRAY_BYTES = 2**28  # Maximum total bytes of the arrays of a model; shipped models have less than 2 MB.
-
 _LZMA_MEMORY_BYTES = 2**26
 
 

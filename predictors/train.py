@@ -57,8 +57,7 @@ class TrainingTable:
         """Return at most `rows` randomly chosen rows, in order; None: all."""
         if rows is None or len(self) <= rows:
             return self
-        picked = np.random.default_rng(seed).choice(len(self), rows, replace=False)
-        return self.take(np.sort(picked))
+        return self.take(np.sort(np.random.default_rng(seed).choice(len(self), rows, replace=False)))
 
 
 def train(
@@ -100,8 +99,7 @@ def _check(data: Dataset) -> None:
     if len(data) < LEAST_ROWS:
         raise ValidationError(f"Expected a dataset of at least {LEAST_ROWS} scenarios, got {len(data)}.")
     if not 0.0 < data.starved.mean() < 1.0:
-        rule = "Expected a dataset with both starved and served servers, got only one of them."
-        raise ValidationError(rule)
+        raise ValidationError("Expected a dataset with both starved and served servers, got only one of them.")
 
 
 def _split(data: Dataset, seed: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

@@ -70,8 +70,7 @@ def memory_bars(item: Bin, fleet: Workload) -> tuple[Bar, ...]:
     total = profile.gpu.memory_bytes
     settings = held(profile, item.settings, item.workload(fleet))
     reserved = policy.reserved_bytes(profile, settings)
-    trained = kv_tokens_of(fleet.fine_tuning, profile)
-    tokens = max(0, kv_cache_tokens(profile, settings, reserved=trained))
+    tokens = max(0, kv_cache_tokens(profile, settings, reserved=kv_tokens_of(fleet.fine_tuning, profile)))
     parts = [
         ("weights", profile.model.weights_bytes, "weights"),
         ("slots", reserved, policy.taken_by(settings)),

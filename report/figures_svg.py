@@ -15,7 +15,6 @@ from packer.report.templates import render
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 26.0, 18.0, 36.0
 _MOST_TOOLTIPS = 400  # Lines with more points have no tooltips, which would make the page large.
 _PAGE_WIDTH = 440  # Width of a panel in SVG units; the page scales it.
-
 Format = Callable[[float], str]
 
 

@@ -21,7 +21,6 @@ from packer.workload import Workload
 FACTORS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.0)  # Factors of all rates: from today's rates to twice as much.
 MANY = 6  # More servers than this are drawn as thin lines of one colour.
 BREAKS = 6  # Colour index of the points where servers break; no line has this colour.
-
 Evaluate = Callable[[Workload, Sequence[Bin]], Evaluations]
 
 

@@ -136,8 +136,7 @@ def memory_figure(profile: Profile, largest: Mapping[int, int]) -> Figure:
         tokens = [kv_cache_tokens(profile, profile.settings(n, rank)) for n in slots]
         series.append(Line(slots, tokens, f"slot rank {rank}"))
     marks = (Mark(profile.memory.min_kv_tokens, "least to start", axis="y"),)
-    unit = "KV cache, tokens"
-    panel = Panel(series, title=profile.label, x_label="max_loras", y_label=unit, marks=marks)
+    panel = Panel(series, title=profile.label, x_label="max_loras", y_label="KV cache, tokens", marks=marks)
     return Figure([panel], title="What adapter slots cost", columns=1, panel_size=(8.0, 4.5))
 
 

@@ -25,7 +25,6 @@ from packer.twin.simulate import simulate
 from packer.workload import Workload
 
 OVERLOAD_TOK_S = 60_000.0  # First offered load to try to saturate a server; it is raised until the server is saturated.
-
 _SHORTEST_S = 300.0
 _LONGEST_S = 20_000.0
 _ANSWERS = 30.0

@@ -117,8 +117,7 @@ class Problem(Clock):
         """The problem with this share of the remaining time as its time limit."""
         if self.time_limit_s is None:
             return self
-        left = max(0.0, self.remaining_s())
-        return replace(self, time_limit_s=self.time_limit_s - (1.0 - share) * left)
+        return replace(self, time_limit_s=self.time_limit_s - (1.0 - share) * max(0.0, self.remaining_s()))
 
     def within(self, seconds: float) -> Problem:
         """The problem with a time limit of `seconds` from now, unless it has a time limit."""

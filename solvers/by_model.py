@@ -129,8 +129,7 @@ def solved(problem: Problem, solver: Solver) -> Solution:
 
 def _with_fewest(problem: Problem, solver: Solver) -> Solution:
     """Greedy's plan on the fewest GPUs, which has no bound on the price; with its moves if `solver` replans."""
-    fewest = Gpus().within(problem.objective.goal)
-    found = _solved(replace(problem, objective=fewest, old_bins=()), Greedy())
+    found = _solved(replace(problem, objective=Gpus().within(problem.objective.goal), old_bins=()), Greedy())
     found = replace(found, lower_bound=None, bound_source="", proven=False)
     if solver.name == "replan" and not found.unplaced:
         bins = tuple(aligned(problem.old_bins, found.bins))

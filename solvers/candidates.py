@@ -22,7 +22,6 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320,
 """Values of `max_loras` that searches try: two between powers of 2, up to the largest of arXiv 2602.24044."""
 
 EVERY = 16  # Proofs try every value up to this, and the values of `LADDER` beyond.
-
 MUCH = 1.25  # Fewer slots are tried if they give at least this many times the KV cache.
 AWAY = 2  # Distance, in candidates, of the other numbers of slots that are tried: about twice as many, or half as many.
 

@@ -102,8 +102,7 @@ class Classes:
         alike = [_content(self.workload, replace(kind, rate=1.0)) for kind in self.kinds]
         first = np.array([alike.index(each) for each in alike])
         place = np.argsort(np.argsort(-self.rates, kind="stable"))
-        heavier = np.equal.outer(first, first) & np.less_equal.outer(place, place)
-        return np.asarray(heavier, dtype=np.int64)
+        return np.asarray(np.equal.outer(first, first) & np.less_equal.outer(place, place), dtype=np.int64)
 
     @cached_property
     def fleet(self) -> Workload:
@@ -189,8 +188,7 @@ def aggregate(
         alike.setdefault(_content(workload, adapter), []).append(i)
     merged = list(alike.values()) if len(alike) <= max(max_classes, unmerged) else boxes(workload, max_classes)
     members = tuple(np.array(each, dtype=np.int64) for each in merged)
-    kinds = tuple(_kind(workload, each, optimistic) for each in members)
-    classes = Classes(workload, members, kinds, 0.0)
+    classes = Classes(workload, members, tuple(_kind(workload, each, optimistic) for each in members), 0.0)
     own = workload.offered_tok_s_by_adapter
     loads = zip(members, classes.loads.tolist(), strict=True)
     moved = sum(float(np.abs(own[each] - load).sum()) for each, load in loads)

@@ -31,14 +31,11 @@ from packer.solvers.slots import Climb, SlotSearch, scores, search
 from packer.twin.margin import CONFIRMING, HARDENING_STEP, LATENCY_SLACK
 
 STEPS = 4  # How often a search is repeated with raised rates before the whole predictor takes part in it.
-
 _SEARCH_SHARE, _RELIEF_SHARE, _REPEATED_SHARE = 0.75, 0.5, 0.5
 """Shares of the remaining time for the search, for repairs, and for each repetition."""
 
 _SAMPLE = 3  # If none of this many refused GPUs holds with other slots, the rest are not tried.
-
 _HOSTS = 12  # Number of GPUs that are simulated with more adapters before a new one is opened.
-
 _SHED = (0.03, 0.06, 0.12, 0.25)  # Shares of its load that a refused GPU gives away.
 
 
@@ -142,8 +139,7 @@ def holds_in_twin(problem: Problem, bins: Sequence[Bin]) -> bool:
 def holding(objective: Objective, found: Evaluations) -> BoolArray:
     """Which bins the objective admits when latencies may exceed its limits by the slack, bool (n,)."""
     latencies = [item.name for item in fields(found) if item.name.endswith("_ms") or item.name == "slo_used"]
-    eased = {name: getattr(found, name) / LATENCY_SLACK for name in latencies}
-    return objective.holds(replace(found, **eased))
+    return objective.holds(replace(found, **{name: getattr(found, name) / LATENCY_SLACK for name in latencies}))
 
 
 def shortfall_by_profile(bins: Sequence[Bin], evaluations: Evaluations, refused: Sequence[int]) -> dict[Profile, float]:

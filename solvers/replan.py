@@ -126,8 +126,7 @@ class _Repair(Nearest):
         up: keep the bin if it holds, else remove the first number of adapters found to be enough."""
         over = self.problem.out_of_time
         if over():
-            slots = min(old.max_loras, len(old.adapters))
-            as_it_is = self.slots.make(old.adapters, slots, old.profile)
+            as_it_is = self.slots.make(old.adapters, min(old.max_loras, len(old.adapters)), old.profile)
             if self.slots.holds([as_it_is])[0]:
                 return as_it_is
 

@@ -60,7 +60,6 @@ def _sheets() -> dict[str, Datasheet]:
 
 
 GPUS = _sheets()
-
 _PARTS = re.compile(r"[a-z]{3,}(?=\d)|[a-z0-9]+")
 """Words of a name: letters and digits; digits after three letters or more are a word (rtx4090, gaudi2, sxm5)."""
 _MAKERS = frozenset(("nvidia", "amd", "intel", "tesla", "geforce", "instinct", "habana"))

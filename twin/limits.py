@@ -148,8 +148,7 @@ def _limits(sim: Run) -> list[Limit]:
         found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, "fewer adapters per GPU"))
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
-        used = f"{active:.0f} of {sim.max_loras} in use"
-        found.append(Limit("slots", slots, used, _more_slots(sim)))
+        found.append(Limit("slots", slots, f"{active:.0f} of {sim.max_loras} in use", _more_slots(sim)))
     queue, refused = engine.max_num_queued_reqs, sim.refused_by_server
     if queue is not None and refused:
         waits = float(crowded["waiting"].mean()) / sim.timeline_bin_s
@@ -166,8 +165,7 @@ def _more_slots(sim: Run) -> str:
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
-    settings = sim.profile.settings(slots, sim.max_lora_rank)
-    why_not = memory_error(sim.profile, settings, sim.workload, trained)
+    why_not = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), sim.workload, trained)
     parts = "" if why_not else f"max_loras {slots}", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 

@@ -21,7 +21,6 @@ SAMPLER_RELEASE = (0, 11)
 """Version from which the sampler takes more: a constant from seven measured servers (`packer.fit.memory`)."""
 
 SAMPLER_BYTES_PER_LOGIT = 38.2
-
 LARGEST_VOCABULARY = 262_144
 """Gemma's vocabulary: a profile does not have that of its model, and memory must not be underestimated."""
 VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")  # Pattern of a version of vLLM.

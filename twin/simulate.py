@@ -22,7 +22,6 @@ from packer.twin.watch import Watch
 from packer.workload import Workload
 
 MAX_CONCURRENCY = 1_000_000  # Most requests that a client may keep open; one machine has 65,535 ports for each address.
-
 MAX_BINS = 1_000_000
 
 
@@ -84,8 +83,7 @@ def simulate(
             "refuse requests of a client that waits for them."
         )
     if scrape_interval_s is not None:
-        frontend = replace(profile.frontend, scrape_interval_s=scrape_interval_s)
-        profile = replace(profile, frontend=frontend)
+        profile = replace(profile, frontend=replace(profile.frontend, scrape_interval_s=scrape_interval_s))
     if tuning is not None:
         workload = workload.tuned_by(tuning)
     workload = workload.held_to(slo)

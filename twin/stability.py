@@ -78,15 +78,12 @@ def due_share(
 
 
 BATCHES = 12  # Number of pieces of a third: the spread of their means shows how far chance moves the mean of the third.
-
 FEW = 2.0  # Largest number of waiting requests that is not a queue.
-
 MATERIAL = 0.1
 """Growth from the middle third to the last, relative to the middle: a queue that grows steadily from an empty
 server grows by two thirds."""
 
 T_GROWS = 2.5  # Growth, in standard errors, beyond chance.
-
 MAX_CORRELATION = 0.9
 STEADY = 0.2
 """Growth relative to the middle third that must be excluded for a server to be clearly stable: a queue that grows
@@ -97,7 +94,6 @@ SLOW = 0.0025
 
 SEEDS = 5
 T_CLEAR = 2.78  # One-sided 2.5 % point of Student's t with `SEEDS` - 1 degrees of freedom.
-
 LONGEST_S = 4 * 3600.0
 
 
@@ -109,8 +105,7 @@ def waiting_means(sim: Run, edges_s: FloatArray) -> FloatArray:
     """
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
     sent_s = np.sort(sim.raw.requests.time_s, kind="stable")
-    waited_s = _time_since(sent_s, edges_s) - _time_since(started, edges_s)
-    return np.diff(waited_s) / np.diff(edges_s)
+    return np.diff(_time_since(sent_s, edges_s) - _time_since(started, edges_s)) / np.diff(edges_s)
 
 
 def _time_since(events_s: FloatArray, at_s: FloatArray) -> FloatArray:
@@ -153,8 +148,7 @@ def queue_growth(sim: Run) -> QueueGrowth:
     The standard error is computed from the means of `BATCHES` pieces around the common straight line. The correlation
     of each piece with the next one widens it: var · (1 + ρ) / (1 − ρ), ρ at most `MAX_CORRELATION`.
     """
-    edges_s = np.linspace(sim.duration_s / 3.0, sim.duration_s, 2 * BATCHES + 1)
-    means = waiting_means(sim, edges_s)
+    means = waiting_means(sim, np.linspace(sim.duration_s / 3.0, sim.duration_s, 2 * BATCHES + 1))
     middle, last = float(means[:BATCHES].mean()), float(means[BATCHES:].mean())
     place = np.arange(2 * BATCHES) - (BATCHES - 0.5)
     rest = means - means.mean() - place * float(place @ means) / float(place @ place)

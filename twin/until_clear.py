@@ -24,7 +24,6 @@ from packer.twin.watch import BrokenError, QueueWatch, Watch
 from packer.workload import Workload
 
 DURATION_S = 3600.0  # Time over which a server is evaluated, as in the measurements that the profiles come from.
-
 SCREENING_S = 900.0
 MIN_REQUESTS = 1500
 MAX_REQUESTS = 300_000

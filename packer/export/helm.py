@@ -49,8 +49,7 @@ def _joined(key: str, value: object) -> list[str]:
 def _adapter_source(item: Module) -> dict[str, str]:
     kind, rest = parsed(item.source)
     if kind not in _TYPES:
-        expected = "a path or a Hugging Face repository (the operator loads nothing else)"
-        raise refused(item.name, item.source, expected)
+        raise refused(item.name, item.source, "a path or a Hugging Face repository (the operator loads nothing else)")
     # With a path, the operator gives that to vLLM, which downloads a repository itself; else it wants a token.
     source = {"type": _TYPES[kind], "adapterName": item.name, "adapterPath": rest}
     return source | ({"repository": rest} if kind == "huggingface" else {})

@@ -47,8 +47,7 @@ def check_day(day_s: float, timezone: str = "UTC") -> None:
     if known and timezone not in known:  # a machine may have no time zones at all
         raise ValidationError(f"Expected a time zone like UTC or Europe/Berlin, got {shown(timezone)}.")
     if day_s != DAY_S:
-        rule = f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h."
-        raise ValidationError(rule)
+        raise ValidationError(f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h.")
 
 
 def _joined(spans: Sequence[tuple[float, float]], early_s: float) -> list[tuple[float, float]]:

@@ -33,8 +33,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         limit = server.bin.profile.engine.max_cpu_loras
         host = max(server.bin.max_loras, 2 * (len(server.modules) if limit is None else limit))
         found.append((server, _model_uri(server.model), uris, host, shlex.join(flags)))
-    text = templates.render("kserve.yaml", servers=found, options=options, most=_MOST_ROUTED)
-    return {"services.yaml": text}
+    return {"services.yaml": templates.render("kserve.yaml", servers=found, options=options, most=_MOST_ROUTED)}
 
 
 def _model_uri(model: str) -> str:

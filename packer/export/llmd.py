@@ -26,8 +26,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     for name, places in routes(servers).items():
         chosen = tuple(server.name for server, _ in places)
         shares = {_share(server.name): round(share, 6) for server, share in places if len(places) > 1}
-        filtered = sets.setdefault(chosen, f"servers-{len(sets)}")
-        profiles.append((quoting.header_key(name), filtered, shares))
+        profiles.append((quoting.header_key(name), sets.setdefault(chosen, f"servers-{len(sets)}"), shares))
     default = "default"  # profile of requests without the header; no adapter has this name
     while default in {name for name, _, _ in profiles}:
         default += "-profile"

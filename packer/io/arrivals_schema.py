@@ -53,12 +53,10 @@ class ArrivalsTable(FileTable):
             blocks = None if self.blocks is None else Blocks(**dict(self.blocks))
             trace = RequestTrace(**given, blocks=blocks)
         elif any(given[name] is not None for name in (*_REQUIRED, "end_s")):
-            rule = f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}.")
         tables = {"common": self.common, "own": self.own}.items()
         bursts = {key: parse(Bursts, each, f"arrivals.{key}") for key, each in tables if each is not None}
-        factors = tuple(self.factors)
-        return Arrivals(self.kind, self.cv, self.period_s, self.span, factors, trace, **bursts)
+        return Arrivals(self.kind, self.cv, self.period_s, self.span, tuple(self.factors), trace, **bursts)
 
 
 def arrivals_to_dict(arrivals: Arrivals) -> dict[str, Any]:

@@ -112,5 +112,4 @@ def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:
     beside = Path(path).parent / name
     with located(f"kinds.{k}"):
         profile = load_profile(beside if name.endswith(".toml") else name)
-        engine = engine_of(table.engine)
-        return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank, engine)
+        return ServerKind(table.name, profile, table.max_loras, table.max_lora_rank, engine_of(table.engine))

@@ -83,8 +83,7 @@ def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]
     """The suffix of a path, in lower case; raises `ValidationError` if it is not one of `endings`."""
     ending = Path(path).suffix.lower()
     if ending not in endings:
-        rule = f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}."
-        raise ValidationError(rule)
+        raise ValidationError(f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}.")
     return ending
 
 

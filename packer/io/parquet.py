@@ -86,8 +86,7 @@ def check_plain(frame: pl.DataFrame) -> None:
     """Raise `FileFormatError` unless every column holds text, numbers, booleans or times."""
     for name, kind in frame.schema.items():
         if kind.is_nested() or kind in (pl.Binary, pl.Object):
-            rule = f"expected text, numbers or times, got a column of {kind}."
-            raise FileFormatError(rule, column=name[:80])
+            raise FileFormatError(f"expected text, numbers or times, got a column of {kind}.", column=name[:80])
 
 
 def parquet_bytes(frame: pl.DataFrame, metadata: Mapping[str, str] | None = None) -> bytes:

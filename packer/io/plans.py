@@ -29,7 +29,6 @@ from packer.profile import Profile, labelled
 from packer.room import Room
 
 SCHEMA = 2  # Version of the file format.
-
 AGAIN = "if the plan was changed on purpose: packer evaluate PLAN --rewrite"
 
 
@@ -232,8 +231,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     rooms = [gpu.room or {} for gpu in file.gpus]
     moves = None
     if file.moves is not None:
-        moved = _numbers(file.moves.adapters, number, "moves.adapters")
-        moves = Moves(moved, tuple(file.moves.servers))
+        moves = Moves(_numbers(file.moves.adapters, number, "moves.adapters"), tuple(file.moves.servers))
     plain: dict[str, Any] = {
         name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
     }
@@ -283,8 +281,7 @@ def _bin(k: int, gpu: GpuTable, number: dict[str, int], profiles: dict[str, Prof
     adapters = _numbers(gpu.adapters, number, f"gpus.{k}.adapters")
     profile = profiles[gpu.profile]
     with located(f"gpus.{k}"):
-        settings = profile.settings(gpu.max_loras, gpu.max_lora_rank)
-        return Bin(adapters, settings, profile, tuple(gpu.shares))
+        return Bin(adapters, profile.settings(gpu.max_loras, gpu.max_lora_rank), profile, tuple(gpu.shares))
 
 
 def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:

@@ -133,8 +133,7 @@ def csv_rows(text: str) -> tuple[list[str], Iterator[Row]]:
             if cells == header:
                 continue
             if len(cells) < len(names) or any(map(str.strip, cells[len(names) :])):
-                rule = f"expected {len(names)} cells as in the header, got {len(cells)}."
-                raise FileFormatError(rule, row=number)
+                raise FileFormatError(f"expected {len(names)} cells as in the header, got {len(cells)}.", row=number)
             yield Row(number, dict(zip(names, cells, strict=False)))
 
     return names, rows()

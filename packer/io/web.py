@@ -112,8 +112,7 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
                 key = file.read(MAX_KEY + 2).strip()
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not a text"
-            rule = f"Expected a file with a key, {shown(source[1:])} can't be read: {reason}."
-            raise ValidationError(rule) from None
+            raise ValidationError(f"Expected a file with a key, {shown(source[1:])} can't be read: {reason}.") from None
     elif source in environment:
         key = environment[source].strip()
     else:

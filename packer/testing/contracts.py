@@ -151,8 +151,7 @@ class RouterContract:
             {f"a{i}": 1.0 / count if i == 0 else 1.0 for i in range(12) if i == 0 or i % count == s}
             for s in range(count)
         )
-        kind = ServerKind("small", small_profile(), 4, 64)
-        return Cluster((kind,), ("small",) * count, placement)
+        return Cluster((ServerKind("small", small_profile(), 4, 64),), ("small",) * count, placement)
 
     @pytest.fixture
     def traffic(self) -> Workload:

@@ -126,8 +126,7 @@ def _factors(
     own = None
     if found is not None:
         own_lag_s, seen, same, length_s = found
-        remainder = _beside(seen, _covariance(fast[1], own_lag_s))
-        own = fitted(own_lag_s, remainder, length_s, degree, from_s)
+        own = fitted(own_lag_s, _beside(seen, _covariance(fast[1], own_lag_s)), length_s, degree, from_s)
         # The total has the covariance of the common factor and, weighted by shares, that of the own factors.
         known = np.interp(lag_s, own_lag_s, seen)
         if own is not None:  # extrapolate to lags below the first
@@ -222,8 +221,7 @@ def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
 
 def _rows(counts: FloatArray, size: int) -> FloatArray:
     """Counts in cells, float64 (…, cells), as rows of whole windows, float64 (rows, size)."""
-    whole = counts.shape[-1] // size * size
-    return counts[..., :whole].reshape(-1, size)
+    return counts[..., : counts.shape[-1] // size * size].reshape(-1, size)
 
 
 def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray, float]:
@@ -250,8 +248,7 @@ def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> 
             lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0), padded)[:longest]
     # A row has n − k pairs of cells at lag k.
     lagged /= n - np.arange(longest)
-    cov = np.array([lagged[a:b].mean() for a, b in bands])
-    return lag_s, cov / squares, squares
+    return lag_s, np.array([lagged[a:b].mean() for a, b in bands]) / squares, squares
 
 
 def _filled(time_s: FloatArray, span_s: float, window_s: float) -> tuple[int, IntArray, FloatArray]:

@@ -105,6 +105,5 @@ def _normal_scores(values: FloatArray) -> FloatArray:
     """Normal scores: normal quantiles of the ranks; equal values share their mean rank."""
     from scipy.special import ndtri
 
-    rank = pl.Series(values).rank("average").to_numpy()
-    scores: FloatArray = ndtri((rank - 0.5) / len(values))
+    scores: FloatArray = ndtri((pl.Series(values).rank("average").to_numpy() - 0.5) / len(values))
     return scores

@@ -144,8 +144,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
     # A few busy seconds say little about an hour.
     rates = table[kept] / np.maximum(covered_s[kept], window_s / 2)[:, np.newaxis]
-    whole = trace.span_s <= window_s
-    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=whole)
+    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=trace.span_s <= window_s)
 
 
 def clock(time_s: float) -> str:

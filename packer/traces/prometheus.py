@@ -68,8 +68,7 @@ def source_named(gateway: str, **names: str | None) -> CounterNames:
     if known is not None:
         return replace(known, **given)
     if len(given) < 4:
-        rule = "Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label."
-        raise ValidationError(rule)
+        raise ValidationError("Expected --requests-metric, --input-tokens-metric, --output-tokens-metric and --label.")
     return CounterNames(**given)
 
 

@@ -159,8 +159,7 @@ def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests
 
 def _fast(frame: pl.DataFrame, kind: TraceFormat, header: int) -> Requests | None:
     """The requests in a frame of strings below line `header`, vectorised; None if `_slow` must read some cell."""
-    blank = pl.all_horizontal(pl.exclude("line").is_null())
-    frame = frame.with_row_index("line", header + 1).filter(~blank)
+    frame = frame.with_row_index("line", header + 1).filter(~pl.all_horizontal(pl.exclude("line").is_null()))
     names = {"adapter": kind.adapter, "rank": kind.rank, "session": kind.session}
     names |= dict(zip(("time", "input_tokens", "output_tokens"), kind.required, strict=True))
     cells = {key: frame[name].str.strip_chars() for key, name in names.items() if name in frame.columns}

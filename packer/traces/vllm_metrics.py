@@ -45,8 +45,7 @@ def shares_in_flight(info: Series) -> dict[str, float]:
                 latest[time] = (value, running)
     weights: dict[str, float] = {}
     for latest in current.values():
-        lists = [{part.strip() for part in running.split(",")} - {""} for _, running in latest.values()]
-        _add(weights, lists)
+        _add(weights, [{part.strip() for part in running.split(",")} - {""} for _, running in latest.values()])
     return _normed(weights, "no adapter was seen running in this time.", "running")
 
 

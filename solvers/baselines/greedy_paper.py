@@ -29,7 +29,6 @@ from packer.solvers.slots import SlotSearch
 from packer.solvers.support import chooses_gpus, one_type
 
 TESTING_POINTS = MAX_LORAS_CANDIDATES
-
 _LIKELY = [(n, p) for n in TESTING_POINTS[:7] for p in MAX_LORAS_CANDIDATES[:3] if p <= n]
 """Adapters and `max_loras` of tests that most GPUs reach: evaluated in one call if calls cost more than bins."""
 

@@ -18,7 +18,6 @@ from packer.solvers.columns.proof import certify, extended
 from packer.solvers.feasibility import Feasibility
 
 TOLERANCE = 1e-6  # Bins that exceed 1 by less than this are not searched for; the bounds allow for them.
-
 _BATCH, _NOTHING = 256, 1e-9
 
 

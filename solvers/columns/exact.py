@@ -25,12 +25,10 @@ from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 
 START_SHARE = 0.4  # Share of the time for the plan from which the search starts.
-
 _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
 """Shares of the remaining time: for columns that raise the bound, and for more columns in each integer round."""
 
 _UNMERGED = 160  # Up to this number, each kind of adapter is a class; more kinds are merged into `classes.MAX_CLASSES`.
-
 FEW_SIMULATED = 100
 """Up to this number of different bins, each is simulated for a bound alone; the search simulates some hundreds."""
 
@@ -96,8 +94,7 @@ class ExactSearch:
         self.exhaustive = self.certain = True
         self.classes = aggregate(problem.workload, unmerged=_UNMERGED)
         # The present plan must stay among the bins that are searched.
-        largest = max((len(item.adapters) for item in self.bins), default=0)
-        most = max(problem.learned().most_adapters, largest)
+        most = max(problem.learned().most_adapters, max((len(item.adapters) for item in self.bins), default=0))
         self.problem = replace(problem, most_adapters=most)
         self.feasibility = Feasibility(self.problem, self.classes)
         rng = np.random.default_rng(problem.seed)

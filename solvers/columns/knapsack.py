@@ -11,10 +11,8 @@ from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
 
 _UNITS = 1024  # Loads are rounded to this number of parts of a bin, unless they are multiples of a larger unit.
-
 _MOST_UNITS = 4096
 _BEYOND = 1.03  # Largest load that is tried, as a factor of the heaviest bin known.
-
 _MOST_CLASSES = 160
 
 

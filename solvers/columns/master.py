@@ -19,7 +19,6 @@ importing and calling HiGHS."""
 
 MOST_PIVOTS = 1000
 _DUAL_TOLERANCE = 1e-9
-
 _TOLERANCE = 1e-6  # Tolerance of HiGHS on constraints, for patterns that are not integers.
 
 

@@ -28,7 +28,6 @@ from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain
 
 DEFAULT_S = 20.0  # Time limit, s, if none is given.
-
 _START_SHARE = 0.6
 _ROUNDS = 8  # Number of rounds; each tries mixes that could not be packed before again, with more patterns.
 _PACKINGS = 4  # Attempts to pack the adapters on a mix.
@@ -73,8 +72,7 @@ class Mixed:
 def starting_plan(problem: Problem) -> Solution:
     """Greedy with all kinds, or with the best single kind for each model if that is better; downsized."""
     found = parts(problem)
-    whole = solved(problem, Greedy())
-    options = [whole]
+    options = [solved(problem, Greedy())]
     if len(problem.profiles) > len(found) and not problem.stock and not problem.out_of_time():
         solutions = []
         for part in found:

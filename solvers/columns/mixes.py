@@ -22,7 +22,6 @@ from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
 
 MOST_CLASSES = 96  # Most classes of each base model; with more, adapters of similar rates are merged.
-
 _INTEGER_S = 2.0
 _RELAXED_SHARE = 0.2
 """Share of the remaining time for one relaxation: a mix that is hard to exclude must leave time for others."""

@@ -11,9 +11,7 @@ from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.feasibility import Feasibility
 
 _WIDTH = 1_000_000  # Most partial vectors that the enumeration keeps at once.
-
 _ENTRIES = 16_000_000  # Most entries of these vectors, 64 MB: a few such arrays exist at once.
-
 _BEST = 4  # Number of known bins from which bins beyond the value are made, if these are too many to enumerate.
 
 

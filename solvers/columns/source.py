@@ -13,7 +13,6 @@ from packer.solvers.columns.proof import certify
 from packer.solvers.feasibility import Feasibility
 
 PROOF_SLACK = 0.01  # Share by which a proven weight exceeds the heaviest pattern found.
-
 _BOUND_STARTS = 8
 _CERTIFIED = 4_000
 _NOTHING = 1e-9  # Weight limit, below the weight of any adapter, of a kind that holds no adapter of a class.
@@ -67,8 +66,7 @@ class Source:
 
     def sizes(self) -> FloatArray:
         """A guess of each class's share of a server, float64 (K,)."""
-        loads = self.mean.classes.loads
-        return loads / max(self.carried(), 1e-12) + 1e-4
+        return self.mean.classes.loads / max(self.carried(), 1e-12) + 1e-4
 
     def carried(self) -> float:
         """The largest offered load of a pattern found, tok/s."""

@@ -12,7 +12,6 @@ import numpy as np
 from packer.arrays import BoolArray, FloatArray, IntArray
 
 SCALE = 100_000  # CP-SAT needs integers: shares of a server are multiples of 1 / `SCALE`.
-
 _LEVELS, _REQUESTS = 200, 10_000
 _NEAR = 0.003  # Relative gap at which CP-SAT stops: the estimate is no more accurate than this.
 _PRICE_UNITS = 1000
@@ -120,8 +119,7 @@ class Repacking:
                 model.add(fill >= taken).only_enforce_if(on[o])
                 model.add(fill <= self._limit(s, o)).only_enforce_if(on[o])
             for k, most in enumerate(self.demand.tolist()):
-                holds = [on[o] for o in options if self.kinds[o].allowed[k]]
-                model.add(row[k] <= most * sum(holds))
+                model.add(row[k] <= most * sum([on[o] for o in options if self.kinds[o].allowed[k]]))
                 model.add_hint(row[k], int(self.start[s, k]))
             for o in options:
                 model.add_hint(on[o], int(self.used[s] == o))

@@ -12,7 +12,6 @@ from packer.solvers.limit import within_limit
 from packer.solvers.support import plain
 
 DEFAULT_S = 30.0  # Time limit, s, if none is given.
-
 _START_SHARE = 0.4
 _WORK_PER_S = 0.06
 """Deterministic work of CP-SAT for each second of the limit. A search that this work ends gives the same plan on every

@@ -69,8 +69,7 @@ class _Packing:
         self.slots.width = 1  # a simulation takes longer than a call
         self.order = even_order(problem.workload)
         self._sums = np.cumsum(problem.workload.offered_tok_s_by_adapter[self.order])
-        ranks = problem.workload.ranks[self.order]
-        self._ranks: list[int] = slot_ranks(ranks, problem.profile).tolist()
+        self._ranks: list[int] = slot_ranks(problem.workload.ranks[self.order], problem.profile).tolist()
         self.starts = {rank: self._ranks.index(rank) for rank in dict.fromkeys(self._ranks)}
 
     def _end(self, start: int, load_tok_s: float) -> int:

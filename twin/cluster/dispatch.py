@@ -210,8 +210,7 @@ class Dispatch:
                     same = before.same(c) and self.serving is not None and not self.serving.orphans
                     if same and now_s < clock.assigned_s:
                         continue
-                    again = self._again(clock, given, r)
-                    servers = self._resend(clock, c, p, again, given, now_s)
+                    servers = self._resend(clock, c, p, self._again(clock, given, r), given, now_s)
 
     def _again(self, clock: _Clock, given: IntArray, r: int) -> list[int]:
         """Return the requests of failed servers. A static router reassigns them and the requests from `r` on."""

@@ -267,5 +267,4 @@ class Serving:
 
 def _unfinished(servers: Servers) -> BoolArray:
     """Which requests were neither refused nor given up, and have not ended, bool (n,)."""
-    over = np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP))
-    return ~over & ~refused_of(servers)
+    return ~np.isin(servers.requests["status"], (rows.FINISHED, rows.GIVEN_UP)) & ~refused_of(servers)

@@ -185,8 +185,7 @@ def _served(
     """The servers after serving these requests; raises `IncompatibleError` if a closed client was refused."""
     serving = work.serving
     assigned = work.assign(marks.adapter, time_s, None if serving is None else work.current)
-    rows_each = work.adapter_rows(marks.adapter)
-    servers, engines = idle_servers(work, kinds, own, time_s, marks, rows_each)
+    servers, engines = idle_servers(work, kinds, own, time_s, marks, work.adapter_rows(marks.adapter))
     if serving is not None:
         serving.begin(servers)
     content = marks.content() if getattr(work.router, "reads_prompts", False) else None
@@ -207,8 +206,7 @@ def _closed_loop(work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup
     rows = work.concurrency + math.ceil(LIKELY_REQ_S * work.duration_s) * count
     while True:
         rows = min(rows, most)
-        marks = draw_marks(drawn, None, rows, work.seed)
-        servers = _served(work, kinds, own, np.zeros(rows), marks)
+        servers = _served(work, kinds, own, np.zeros(rows), draw_marks(drawn, None, rows, work.seed))
         sent = int(np.count_nonzero(np.isfinite(servers.sent_s)))
         # If all rows were sent, the client may have run out of them.
         if sent < rows or rows == most:

@@ -81,8 +81,7 @@ class ClusterView:
         known = self._servers.requests[requests]
         size = self._field("block_size")[self._servers.server[requests]]
         blocks = -(-(known["prompt"] + known["generated"]) // size)
-        held = (known["status"] == rows.ACCEPTED) & ~np.isnan(known["reached_s"])
-        return np.where(held, blocks, -1)
+        return np.where((known["status"] == rows.ACCEPTED) & ~np.isnan(known["reached_s"]), blocks, -1)
 
     def served_s(self, adapter: int) -> float:
         """Mean time from the first token to the last of an adapter's finished requests, s; NaN without one."""

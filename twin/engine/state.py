@@ -34,7 +34,6 @@ def numbers(first: int, end: int) -> list[int]:
 (RUNS, WAITS) = numbers(0, 2)
 """Columns of `words` and `known_requests`: requests that, as far as the front end knows, run or wait."""
 (IN_SLOT, ON_HOST) = numbers(0, 2)  # The two caches of adapters.
-
 LINE = 64  # Bytes of a cache line.
 
 LINK = record(

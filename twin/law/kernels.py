@@ -54,8 +54,7 @@ def with_kernel(profile: Profile, spec: str) -> Profile:
         per_rank = profile.latency.coefficients.get(TERMS[name]) or _estimated(profile, name)
     if kernel.base_ms is not None:
         kept["base_ms"] = kernel.base_ms
-    coefficients = {**kept, TERMS[name]: per_rank}
-    return replace(profile, latency=replace(profile.latency, coefficients=coefficients))
+    return replace(profile, latency=replace(profile.latency, coefficients={**kept, TERMS[name]: per_rank}))
 
 
 def _estimated(profile: Profile, name: str) -> float:
