@@ -54,6 +54,8 @@ def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
 
     out.check_picture(slots.plot)
     found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)
+    if found.profile.engine.name == "sglang":
+        out.note("SGLang takes one slot more than max_loras on servers that get requests to the base model, too")
     if slots.plot is not None:
         from packer.report.figures import write_figure
         from packer.report.pictures import memory_figure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.errors import PluginError, VerificationError
 from packer.evaluation import STARVATION_THRESHOLD, Evaluation
 from packer.objectives.base import Objective
@@ -90,6 +90,20 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
             statistics=solution.details,
         ),
     )
+
+
+def without_idle_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
+    """The bins that have a slot for each adapter with one less for each rank 0, where they hold like that, too:
+    requests to the base model take no slot."""
+    ranks, fewer = problem.workload.ranks, {}
+    for k, item in enumerate(bins):
+        loras = int(np.count_nonzero(ranks[indices(item.adapters)]))
+        if max(1, loras) < item.max_loras == len(item.adapters):
+            fewer[k] = item.with_slots(max(1, loras))
+    tried = list(fewer.values())
+    holds = problem.objective.holds(problem.evaluator.judged(problem.workload, tried)) if tried else ()
+    kept = {k: item for (k, item), ok in zip(fewer.items(), holds, strict=True) if ok}
+    return tuple(kept.get(k, item) for k, item in enumerate(bins))
 
 
 def simulated_once(problem: Problem, bins: Sequence[Bin]) -> bool:

@@ -46,7 +46,7 @@ def likely_slots(fleet: Workload, item: Bin) -> int:
         for n in candidates_of(item)
         if n <= item.max_loras or kv_cache_tokens(item.profile, item.with_slots(n).settings) >= held
     ]
-    return max(min(item.max_loras, max(1, len(busy))), next((n for n in fits if n >= wanted), fits[-1]))
+    return min(max(1, len(busy)), max(item.max_loras, next((n for n in fits if n >= wanted), fits[-1])))
 
 
 def with_most_slots(bins: Sequence[Bin], slots: int) -> list[Bin]:

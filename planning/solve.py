@@ -13,7 +13,7 @@ from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import aligned, most_copies, moves_of
 from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
-from packer.planning.assemble import assemble, simulated_once
+from packer.planning.assemble import assemble, simulated_once, without_idle_slots
 from packer.planning.follow import gpus_words, numbered, running
 from packer.planning.loop import planned
 from packer.planning.prove import bounded, closed
@@ -225,6 +225,8 @@ class SolverTask:
         objective wants one; the whole predictor admits its bins."""
         timed = problem.with_share(share)
         solution = solution_that_holds(timed, lambda posed: by_model.solved(posed, self.solver))
+        if not (problem.objective.spare or problem.old_bins):  # these may need slots for other adapters
+            solution = replace(solution, bins=without_idle_slots(problem, solution.bins))
         plan = assemble(timed, solution, self.solver.name, timed.elapsed_s(), verify=self.verify)
         spare = problem.objective.spare and plan.status is not Status.INFEASIBLE
         return with_spare(problem, plan) if spare else plan

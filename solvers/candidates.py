@@ -46,10 +46,10 @@ def max_loras_candidates(
 
     The largest value is one slot for each adapter (more slots only take memory from the KV cache), or as many slots as
     leave enough KV cache to start the server. Smaller values come from `LADDER`. `proof`: also every smaller value up
-    to `EVERY`.
+    to `EVERY`. Of SGLang's servers also one less than the largest: requests to the base model take one slot more.
     """
     most = min(n_adapters, most_slots_of(profile, max_lora_rank))
-    values = {*LADDER, *(range(1, EVERY + 1) if proof else ())}
+    values = {*LADDER, *(range(1, EVERY + 1) if proof else ()), most - (profile.engine.name == "sglang")} - {0}
     return (*sorted(each for each in values if each < most), most)
 
 

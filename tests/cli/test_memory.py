@@ -24,6 +24,14 @@ def test_memory_table_and_plot(tmp_path: Path, capsys: Capture) -> None:
     assert "slot rank 128" in plot.read_text("utf-8")
 
 
+def test_sglang_has_a_slot_more_for_the_base_model(tmp_path: Path, toy_profile: Profile, capsys: Capture) -> None:
+    """The table has no fleet: a note says that requests to the base model take a slot of SGLang."""
+    path = tmp_path / "sglang.toml"
+    write_profile(replace(toy_profile, engine=replace(toy_profile.engine, name="sglang", prefix_caching=None)), path)
+    assert run(["memory", "--profile", str(path)]) == 0
+    assert "one slot more than max_loras" in " ".join(capsys.readouterr().err.split())
+
+
 def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
     """Slots of a smaller rank than the adapters' cannot hold them, and the table says so."""
     assert run(["memory", "--max-loras", "8", "--max-lora-rank", "64,128", "--rank-needed", "128"]) == 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 import packer
+from packer.planning.settle import likely_slots
 from packer.solvers.base import Problem, Solution
 from packer.solvers.greedy.solver import Greedy
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -35,3 +38,15 @@ def test_a_bound_may_be_above_the_plan_by_rounding() -> None:
         fleet, server, objective="cost", solver=Rounded(), predictor=AnalyticPredictor(1e9), verify=False
     )
     assert plan.n_gpus == 1
+
+
+@pytest.mark.parametrize("solver", ["spread", "dlora", "greedy"])
+def test_requests_to_the_base_model_get_no_slot(solver: str) -> None:
+    """Where each adapter has a slot, there are as many as adapters, also beside requests to the base model, whose slot
+    would only take memory."""
+    fleet = packer.Workload([packer.Adapter("base", 0, 1.0), *(packer.Adapter(f"a{k}", 8, 1.0) for k in range(5))])
+    server, predictor = small_profile("h100/m", 1.0), AnalyticPredictor(1e9)
+    plan = packer.solve(fleet, server, "gpus", solver=solver, predictor=predictor, max_gpus=1, verify=False)
+    (item,) = plan.bins
+    assert (len(item.adapters), item.max_loras) == (6, 5)
+    assert likely_slots(fleet, item.with_slots(6)) == 5

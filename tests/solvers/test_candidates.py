@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from packer.bin import Bin
@@ -33,6 +35,10 @@ def test_candidates_go_from_one_slot_to_one_for_each_adapter(
 ) -> None:
     """No more slots than adapters are tried, and one slot for each adapter always is."""
     assert max_loras_candidates(adapters, server, 8) == expected
+
+    other = replace(server, engine=replace(server.engine, name="sglang", prefix_caching=None))
+    found = max_loras_candidates(adapters, other, 8)
+    assert found == tuple(sorted({*expected, max(1, adapters - 1)}))  # requests to the base model take one
 
 
 def test_proofs_try_every_value_of_small_servers(server: Profile) -> None:
