@@ -58,7 +58,8 @@ def length_pairs(workload: Workload) -> tuple[list[tuple[Lengths, Lengths]], Int
     pairs: dict[tuple[Lengths, Lengths], int] = {}
     first, second = workload.input_tokens, workload.output_tokens
     own = ((each.input_tokens or first, each.output_tokens or second) for each in workload.adapters)
-    return list(pairs), np.array([pairs.setdefault(pair, len(pairs)) for pair in own])
+    kind = np.array([pairs.setdefault(pair, len(pairs)) for pair in own])
+    return list(pairs), kind
 
 
 def fleet_table(workload: Workload) -> FloatArray:
