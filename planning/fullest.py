@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -89,11 +90,12 @@ def _most_tok_s(job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArr
     own = _Sample(job, held, order, full, rank)
     # Each further sample begins with the adapters that come after those of the one before.
     rolled = [np.roll(order, -k * own.size(0)) for k in range(1, SAMPLES)]
-    samples = [own, *(_Sample(job, held, other, full, rank) for other in rolled)]
     own.search(LEAST, 0, 2)
-    for last, sample in pairwise(samples):  # samples are much alike
-        sample.search(LEAST, last.broken - 1, 1)
-    least = min(samples, key=lambda sample: sample.broken)
+    least = own
+    for other in rolled:  # samples are much alike, and only the weakest decides
+        sample = _Sample(job, held, other, full, rank)
+        sample.search(LEAST, least.broken - 1, 1, least.broken - 1)
+        least = min(least, sample, key=lambda each: each.broken)
     least.search_slots()
     return None if job.over() else least.tok_s(least.broken)
 
@@ -120,8 +122,8 @@ class _Sample:
         loads = self.job.parts.fleet.offered_tok_s_by_adapter[self.order]
         return max(1, round(self.tok_s(step) / float(loads.mean())))
 
-    def at(self, step: int) -> tuple[KeptHours, Bin]:
-        """The hours that the plan must keep, with the sample as fleet; and the server at exactly the step's load."""
+    def at(self, step: int, held: Sequence[Hour]) -> tuple[KeptHours, Bin]:
+        """Hours of the plan's, with the sample as fleet; and the server at exactly the step's load."""
         job, fleet = self.job, self.job.parts.fleet
         if step not in self._fleets:
             rows = np.resize(self.order, self.size(step))
@@ -130,23 +132,29 @@ class _Sample:
             self._fleets[step] = sample.scaled(self.tok_s(step) / sample.offered_tok_s)
         sample = self._fleets[step]
         kept = KeptHours(sample, self.hours.at(sample, 1.0 + (job.margin or 0.0)), job.seed, self.hours)
-        kept.hours = [hour._replace(fleet=kept.raised if hour.fleet is job.raised else sample) for hour in self.held]
+        kept.hours = [hour._replace(fleet=kept.raised if hour.fleet is job.raised else sample) for hour in held]
         every = Bin(tuple(range(len(sample))), job.profile.settings(1, self.rank), job.profile)
         return kept, with_most_slots([every], self.slots)[0]
 
-    def holds(self, step: int) -> bool:
-        """Whether the server keeps the goal at a step with `slots` slots."""
-        kept, server = self.at(step)
-        return kept.holds_one(server)
+    def search(self, low: int, start: int, step: int, most: int = MOST) -> None:
+        """Find the lowest step up to `most` that breaks the goal, else `most` + 1, from `start` in steps that double.
 
-    def search(self, low: int, start: int, step: int) -> None:
-        """Find the lowest step that breaks the goal, from `start` in steps that double."""
-        self.broken = reach(self.holds, low, MOST, start, step, self.job.over)[1]
+        The first hour is searched so; each further one only below the step that breaks the hours before it.
+        """
+
+        def holds(hour: Hour, at: int) -> bool:
+            kept, server = self.at(at, [hour])
+            return kept.holds_one(server)
+
+        self.broken = most + 1
+        for hour in self.held:
+            self.broken = reach(partial(holds, hour), low, self.broken - 1, start, step, self.job.over)[1]
+            start, step = self.broken - 1, 1
 
     def search_slots(self) -> None:
         """Search on with other slots as long as they keep the goal at the step that broke it."""
         while self.broken <= MOST and not self.job.over():
-            kept, server = self.at(self.broken)
+            kept, server = self.at(self.broken, self.held)
             (other,) = with_best_slots(kept, [server], kept.hours, self.job.over, tight=1.0)
             if not kept.holds_one(other):
                 return

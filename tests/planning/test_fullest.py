@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from packer import Adapter, Bin, Workload
 from packer.planning.explore import Frontier
-from packer.planning.fullest import SOURCE, STEP, by_full_servers, fewest_servers
+from packer.planning.fullest import LEAST, MOST, SOURCE, STEP, _Sample, by_full_servers, fewest_servers
 from packer.planning.settle import with_best_slots
 from packer.profile import Profile
 from packer.search import reach
@@ -76,3 +77,28 @@ def test_what_is_left_over_of_a_rank_goes_to_larger_slots_or_has_a_server(
     highest = [math.ceil(sum(offered) / each) for each in most]
     every = product(*(range(n + 1) for n in highest))
     assert found == min(sum(numbers) for numbers in every if enough(numbers))
+
+
+@pytest.mark.parametrize("breaks", [(5, 9, 7, 8), (5, 3, 9, 1), (30, 30, 4, 30), (30, 30, 30, 30), (-12, 9, -12, 9)])
+def test_the_weakest_hour_of_the_weakest_sample_is_found_in_few_hours(breaks: tuple[int, ...]) -> None:
+    """An hour, or a sample, that breaks no sooner than those before it is simulated once."""
+    simulated: list[tuple[int, int]] = []
+
+    def at(step: int, held: list[int]) -> tuple[SimpleNamespace, int]:
+        simulated.append((held[0], step))
+        return SimpleNamespace(holds_one=lambda _: step < breaks[held[0]]), step
+
+    found = list[int]()
+    for hours in ([0, 1], [2, 3]):  # of two samples
+        sample = object.__new__(_Sample)
+        sample.__dict__.update(held=hours, job=SimpleNamespace(over=lambda: False), at=at)
+        most = min(found, default=MOST + 1) - 1
+        sample.search(LEAST, most if found else 0, 1, most)
+        found.append(sample.broken)
+    assert min(found) == min(*breaks, MOST + 1)
+    later = {hour: sum(hour == k for k, _ in simulated) for hour in (1, 2, 3)}
+    weakest = MOST + 1
+    for hour, at_step in enumerate(breaks):
+        if hour and at_step >= weakest:
+            assert later[hour] == (weakest > LEAST)
+        weakest = min(weakest, at_step)
