@@ -71,9 +71,7 @@ class Planning:
 
     def running(self) -> packer.Plan | None:
         """Read the running plan of --from; None without --from."""
-        if self.old_path is None:
-            return None
-        return packer.load_plan(self.old_path)
+        return None if self.old_path is None else packer.load_plan(self.old_path)
 
     def at_load(
         self, fleet: packer.Workload, path: str, out: Writing

@@ -43,9 +43,7 @@ def canonical(value: Any) -> Any:
         return {str(key): canonical(each) for key, each in value.items()}
     if isinstance(value, np.ndarray):
         return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    if isinstance(value, Sequence):
-        return [canonical(each) for each in value]
-    return float(value)
+    return [canonical(each) for each in value] if isinstance(value, Sequence) else float(value)
 
 
 @cache

@@ -88,16 +88,12 @@ class TreeNode:
     @property
     def leaves(self) -> int:
         """Number of leaves at or below this node."""
-        if self.left is None or self.right is None:
-            return 1
-        return self.left.leaves + self.right.leaves
+        return 1 if self.left is None or self.right is None else self.left.leaves + self.right.leaves
 
     @property
     def depth(self) -> int:
         """Steps from this node to the deepest leaf."""
-        if self.left is None or self.right is None:
-            return 0
-        return 1 + max(self.left.depth, self.right.depth)
+        return 0 if self.left is None or self.right is None else 1 + max(self.left.depth, self.right.depth)
 
 
 class Ensemble(NamedTuple):

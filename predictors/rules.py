@@ -94,6 +94,4 @@ def condition(feature: int, low: float | None, high: float | None) -> str:
     unit = f" {what.unit}" if what.unit else ""
     if low is None:
         return f"{what.text} ≤ {high:.4g}{unit}"
-    if high is None:
-        return f"{what.text} > {low:.4g}{unit}"
-    return f"{low:.4g} < {what.text} ≤ {high:.4g}{unit}"
+    return f"{what.text} > {low:.4g}{unit}" if high is None else f"{low:.4g} < {what.text} ≤ {high:.4g}{unit}"

@@ -205,6 +205,4 @@ def _given(item: Adapter | FineTuning | Sessions) -> dict[str, Any]:
 def _lengths(value: LengthsTable | float | None, shape: Lengths) -> Lengths | None:
     if value is None:
         return None
-    if isinstance(value, LengthsTable):
-        return value.lengths()
-    return shape.scaled(value)
+    return value.lengths() if isinstance(value, LengthsTable) else shape.scaled(value)

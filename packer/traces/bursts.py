@@ -51,9 +51,7 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     if window_s is None and several:
         slow = _factors(trace, trace.span_s, 0, (common, own))
         common, own = _product(common, slow[0]), _product(own, slow[1])
-    if common is None and own is None:
-        return Arrivals()
-    return Arrivals("bursty", common=common, own=own)
+    return Arrivals() if common is None and own is None else Arrivals("bursty", common=common, own=own)
 
 
 def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
@@ -66,9 +64,7 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
     if arrivals.kind != "bursty":
         return arrivals
     common, own = (_within(bursts, window_s) for bursts in (arrivals.common, arrivals.own))
-    if common is None and own is None:
-        return Arrivals()
-    return replace(arrivals, common=common, own=own)
+    return Arrivals() if common is None and own is None else replace(arrivals, common=common, own=own)
 
 
 def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:

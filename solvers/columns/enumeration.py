@@ -43,9 +43,7 @@ def cheapest_cover(kinds: Sequence[Feasibility], prices: FloatArray, *, most: in
     use, proven = solve_integer(
         every, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True
     )
-    if use is None:
-        return None
-    return Cover(np.repeat(every, use, axis=0), np.repeat(owner, use), proven)
+    return None if use is None else Cover(np.repeat(every, use, axis=0), np.repeat(owner, use), proven)
 
 
 @dataclass(frozen=True)
