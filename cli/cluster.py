@@ -92,8 +92,7 @@ def title_of(first: packer.Run) -> str:
     if first.cluster is not None:
         servers = counted(len(first.cluster), "server")
         return f"{fleet} {servers}, system {first.system}, router {first.router}"
-    slots = f"max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
-    return f"{fleet} one {label_of(first.profile)}, {slots}"
+    return f"{fleet} one {label_of(first.profile)}, max_loras {first.max_loras}, max_lora_rank {first.max_lora_rank}"
 
 
 def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) -> Table:

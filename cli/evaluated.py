@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 _BESIDE = {
-    "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2,
-    "mean_itl_ms": 3,
+    "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2, "mean_itl_ms": 3,
 }  # fmt: skip
 """Figure → priority. Each figure is shown next to the plan's; a narrow terminal shows the lowest numbers only."""
 
@@ -51,8 +50,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
         what = "Requests queue without end" if unlimited else f"Latency limits ({goal}) break"
-        gpus = f"{plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}"
-        lines.append(f"{what} on {gpus}.")
+        lines.append(f"{what} on {plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"

@@ -152,9 +152,8 @@ class Span:
 
 @command
 def from_metrics(
-    metrics: PrometheusOptions, span: Span, ranks: RankOptions, view: ViewOptions, files: ObservedFiles,
-    out: Writing,
-) -> None:  # fmt: skip
+    metrics: PrometheusOptions, span: Span, ranks: RankOptions, view: ViewOptions, files: ObservedFiles, out: Writing
+) -> None:
     """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
 
     vLLM's own metrics have no adapter label. With --gateway vllm the total rate and the mean lengths are

@@ -30,8 +30,7 @@ def predicted(
     from packer.operate.predict import predict
 
     unused = (
-        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables",
-        "plot", "slo",
+        "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables", "plot", "slo",
     )  # fmt: skip
     refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}

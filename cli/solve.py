@@ -23,9 +23,7 @@ DEFAULT_OUTPUT = "plan.json"
 OUTPUT = f"Where to write the plan.  [default: {DEFAULT_OUTPUT}, over an earlier plan; with --json nowhere]"
 DEFAULT_PREDICTOR = "auto"
 REPLAY = "replay"  # Value of --load that replays the requests of a trace unchanged.
-TO_PRINT = (
-    *(f"packer.report.{name}" for name in ("context", "energy", "prefixes")), "rich.console", "rich.table",
-)  # fmt: skip
+TO_PRINT = (*(f"packer.report.{name}" for name in ("context", "energy", "prefixes")), "rich.console", "rich.table")
 """Modules that printing a plan needs."""
 
 

@@ -42,10 +42,9 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
         name=_name(data, path), kind=kind, layers=layers, hidden=hidden, heads=heads, tied=tied,
         kv_heads=_size(config, "num_key_value_heads", default=heads, high=heads),
         vocabulary=_size(config, "vocab_size"), max_model_len=_size(config, "max_position_embeddings"),
-        repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None,
-        weight_bits=bits, quantization=quantization,
-        biases=kind in KINDS["biased"] or config.get("attention_bias") is True,
-        **mlp, **_attention(config, kind, layers, hidden, heads),
+        repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None, weight_bits=bits,
+        quantization=quantization, biases=kind in KINDS["biased"] or config.get("attention_bias") is True, **mlp,
+        **_attention(config, kind, layers, hidden, heads),
     )  # fmt: skip
 
 

@@ -26,8 +26,7 @@ from packer.progress import Progress, silent
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",
     "per_slot_rank_ms", "per_lora_token_ms", "per_adapter_token_ms", "per_adapter_registered_ms", "per_slot_token_ms",
-    "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms",
-    "per_slot_block_ms", "per_adapter_block_ms",
+    "per_kv_token_ms", "per_token_beyond_graph_ms", "per_waiting_ms", "per_slot_block_ms", "per_adapter_block_ms",
 )  # fmt: skip
 """Terms of the step law that lowered the error on families left out (docs/fidelity.md)."""
 DIGITS = 6
@@ -80,8 +79,8 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 
 
 def fit_runs(
-    start: Profile, profiling: Profiling, runs: Sequence[MeasuredRun], *, done: Callable[[], None] = lambda: None,
-) -> Profile:  # fmt: skip
+    start: Profile, profiling: Profiling, runs: Sequence[MeasuredRun], *, done: Callable[[], None] = lambda: None
+) -> Profile:
     """Fit the step law to micro-benchmarks and runs."""
     graph = start.latency.graph_max_tokens
     micro = step_law.micro_equations(profiling, start.engine, graph)

@@ -146,8 +146,8 @@ REQUIRED = ("model", "max_loras", "n_adapters", "max_lora_rank", "rate_counts", 
 
 @reader
 def read_runs(
-    path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, max_outstanding: int | None = None,
-) -> list[MeasuredRun]:  # fmt: skip
+    path: str | os.PathLike[str], model: str, *, generated_share: float = 1.0, max_outstanding: int | None = None
+) -> list[MeasuredRun]:
     """Read a model's runs from runs.csv, and adapters' rates from adapters.csv(.gz) in the same folder if it is there.
 
     `generated_share`: generated / requested output tokens. `max_outstanding`: the client's limit. Runs record only the

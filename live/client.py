@@ -297,8 +297,7 @@ async def _watch(run: _Run, stop: asyncio.Event) -> None:
     while not run.ended:
         await asyncio.sleep(0.25)
         if run.outstanding and run.now() - run.heard > run.job.stall_s:
-            held = f"{run.outstanding} requests outstanding"
-            run.end(f"the server hangs: {held}, no token for {run.job.stall_s:g} s")
+            run.end(f"the server hangs: {run.outstanding} requests outstanding, no token for {run.job.stall_s:g} s")
         if run.failures_in_row >= run.job.failures_to_stop:
             worst = run.errors.most_common(1)[0][0]
             run.end(f"the server fails: {run.failures_in_row} requests in a row, mostly {worst}")

@@ -111,8 +111,7 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
     listed = [lists.get(f"{state}_lora_adapters", "") for state in ("running", "waiting")]
     adapters = _parts(re.sub(r"\\(.)", r"\1", ",".join(listed)))
     return Page(
-        time_s,
-        {key: sum(each) / (len(each) if key == "kv_usage" else 1) for key, each in figures.items() if each},
+        time_s, {key: sum(each) / (len(each) if key == "kv_usage" else 1) for key, each in figures.items() if each},
         adapters if latest else None, _whole(lists.get("max_lora")), known, listed[0] != listed[1],
     )  # fmt: skip
 

@@ -102,9 +102,8 @@ def beside_bench(
             ceiling = document.get("max_concurrency")
             duration_s = max(SHORTEST_S, MOST_TIMES * _number(document, "duration"), trace.span_s + 1.0)
             found = simulate(
-                fleet.replaying(trace), profile, **slots,
-                duration_s=duration_s, concurrency=ceiling, paced=ceiling is not None, timeline_bin_s=duration_s,
-                seed=seed,
+                fleet.replaying(trace), profile, **slots, duration_s=duration_s, concurrency=ceiling,
+                paced=ceiling is not None, timeline_bin_s=duration_s, seed=seed,
             )  # fmt: skip
             runs.append(BenchRun(measured, found, assumed))
     return runs

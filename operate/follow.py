@@ -81,9 +81,8 @@ class Following:
         )
         self.acting.cut, limits = self._cut, self.acting.fleet.limits
         self.keeper = Keeper(
-            self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms,
-            self.every_s, max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour,
-            self._startable, self._stoppable,
+            self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms, self.every_s,
+            max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour, self._startable, self._stoppable,
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> dict[int, str]:

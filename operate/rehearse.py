@@ -228,8 +228,7 @@ def rehearse(
         failing = Failing(times, seed, inside, period_s)
         found = simulate_cluster(fleet, cluster, controller=failing, **given, **more)
         made = _outcome(name, found, failing, more.get("changes", ()))
-        said = f"{made.gpu_hours:.0f} GPU-hours, {made.within:.2%} within limits, {made.loads} loads"
-        progress(f"{name}: {said}", 1, 1)
+        progress(f"{name}: {made.gpu_hours:.0f} GPU-hours, {made.within:.2%} within limits, {made.loads} loads", 1, 1)
         return made
 
     known = _as_planned(steady, plan.workload)

@@ -124,11 +124,10 @@ def schedule(
     found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
-            each, start_s=first_s + each.start_s, end_s=first_s + each.end_s,
-            moved=tuple(_moves(found[t - 1], each)),
+            each, start_s=first_s + each.start_s, end_s=first_s + each.end_s, moved=tuple(_moves(found[t - 1], each))
         )
         for t, each in enumerate(found)
-    ]  # fmt: skip
+    ]
     result = Schedule(static, _deployed(found, day), tuple(found), start_s)
     for gpu, at_hand in stock_of(kinds_of(profile)).items():
         most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])

@@ -146,8 +146,7 @@ class RequestTrace:
         sessions = [part.sessions for part in parts if part.sessions is not None]
         priority = [part.priority for part in parts if part.priority is not None]
         return cls(
-            *found, end_s=end_s,
-            blocks=Blocks.joined(blocks) if len(blocks) == len(parts) else None,
+            *found, end_s=end_s, blocks=Blocks.joined(blocks) if len(blocks) == len(parts) else None,
             sessions=np.concatenate(apart(sessions)) if len(sessions) == len(parts) else None,
             priority=np.concatenate(priority) if len(priority) == len(parts) else None,
         )  # fmt: skip

@@ -35,8 +35,7 @@ def name(what: str, value: object) -> str:
 def instance(what: str, value: object, kind: type, made_by: str) -> None:
     """Raise unless `value` is an instance of `kind`; `made_by`: an expression that makes one."""
     if not isinstance(value, kind):
-        rule = f"Expected {what} to be a {kind.__name__}, as {made_by} gives"
-        raise ValidationError(f"{rule}, got {shown(value)}.")
+        raise ValidationError(f"Expected {what} to be a {kind.__name__}, as {made_by} gives, got {shown(value)}.")
 
 
 def decimal(text: str) -> float:

@@ -116,8 +116,7 @@ def check_types(owner: Any, given: Mapping[str, object], cause: BaseException | 
     hints = _hints(owner)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):
-            rule = f"Expected {name}{of} to be {_words(hints[name])}"
-            raise ValidationError(f"{rule}, got {shown(value)}.") from cause
+            raise ValidationError(f"Expected {name}{of} to be {_words(hints[name])}, got {shown(value)}.") from cause
 
 
 _signature = cache(signature)

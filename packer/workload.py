@@ -76,9 +76,7 @@ class Workload:
         if not isinstance(adapters, Iterable):
             raise ValidationError(f"Expected a list of packer.Adapter for a workload, got {shown(adapters)}.")
         arrivals, slo = arrivals if arrivals is not None else Arrivals(), slo if slo is not None else Goal()
-        given = (
-            tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning, sessions,
-        )  # fmt: skip
+        given = (tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning, sessions)
         for each, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, each.name, value)
         self._check()
@@ -295,8 +293,7 @@ class Workload:
         if unused:
             known = sorted({adapter.slo_class for adapter in self.adapters if adapter.slo_class is not None})
             have = ", ".join(map(shown, known[:10])) or "none"
-            rule = f"Expected limits for an slo_class of the fleet ({have})"
-            raise ValidationError(f"{rule}, got {shown(min(unused))}.")
+            raise ValidationError(f"Expected limits for an slo_class of the fleet ({have}), got {shown(min(unused))}.")
         if isinstance(slo, str | tuple):
             goal.check(self)
         return replace(self, slo=goal)

@@ -163,9 +163,8 @@ class Mix(Deployment):
         margins = {profile: own + tighter for profile, own in self.margins.items()}
         objective, slo = "cost" if priced else "gpus", fleet.slo if within else None
         plan = solve(
-            fleet, self.profiles, objective, solver="mixed", slo=slo, margin=margins,
-            seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
-            time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
+            fleet, self.profiles, objective, solver="mixed", slo=slo, margin=margins, seed=job.seed, stop=job.stop,
+            verify=False, with_headroom=False, time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
         )  # fmt: skip
         # A plan of a single kind is an option of its own already.
         if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:

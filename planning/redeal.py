@@ -25,9 +25,8 @@ SPREAD = 0.3  # Standard deviation of the noise in the logarithms of loads, so t
 
 
 def dealt_anew(
-    kept: KeptHours, plans: Sequence[Sequence[Bin]], hours: Sequence[Hour], over: Callable[[], bool],
-    copies: int = 1,
-) -> list[Bin] | None:  # fmt: skip
+    kept: KeptHours, plans: Sequence[Sequence[Bin]], hours: Sequence[Hour], over: Callable[[], bool], copies: int = 1
+) -> list[Bin] | None:
     """The plan with the fewest servers that break their limits in an hour, redistributed so that none does.
 
     A server that breaks its limits in one hour of several, or by little, carries no more load than others: a quiet

@@ -84,9 +84,8 @@ def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bo
 
 
 def _settled(
-    kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool],
-    tight: float = TIGHT,
-) -> tuple[list[Bin], list[float]]:  # fmt: skip
+    kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool], tight: float = TIGHT
+) -> tuple[list[Bin], list[float]]:
     """The servers with the slots found, and the share of its limits that each server uses. Try more slots for servers
     that use > `tight` of their limits, then fewer for servers that break their limits for lack of KV cache. Of servers
     within their limits, the others follow the fullest only if those gain (`LESS`)."""

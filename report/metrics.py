@@ -125,8 +125,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `HOST:PORT`; raises `ValidationError`."""
     found = re.fullmatch(r"(\[[^]@]+\]|[^][:@]+):([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65_535:
-        rule = "Expected HOST:PORT, as 127.0.0.1:9877 or [::1]:9877"
-        raise ValidationError(f"{rule}, got {shown(bare(address))}.")
+        raise ValidationError(f"Expected HOST:PORT, as 127.0.0.1:9877 or [::1]:9877, got {shown(bare(address))}.")
     return found[1].strip("[]"), int(found[2])
 
 

@@ -99,8 +99,7 @@ def fitting(problem: Problem, given: str | Solver) -> Solver:
     if (reason := aim.supports(problem.profiles)) is not None:
         raise IncompatibleError(f"The objective {aim.name!r} can't be used here: {reason}.")
     if (reason := supports(problem, solver)) is not None:
-        task = f"can't take this problem (objective {aim.name!r})"
-        raise IncompatibleError(f"The solver {name!r} {task}: {reason}.")
+        raise IncompatibleError(f"The solver {name!r} can't take this problem (objective {aim.name!r}): {reason}.")
     return solver
 
 

@@ -39,9 +39,8 @@ class SlotSearch:
         """How many sizes of a bin a search evaluates at once."""
 
     def make(
-        self, adapters: Sequence[int], max_loras: int, profile: Profile | None = None,
-        shares: Sequence[float] = (),
-    ) -> Bin:  # fmt: skip
+        self, adapters: Sequence[int], max_loras: int, profile: Profile | None = None, shares: Sequence[float] = ()
+    ) -> Bin:
         """A bin whose slots hold its largest adapter; without shares every adapter is whole."""
         held, profile = tuple(adapters), profile or self.problem.profile
         rank = int(np.maximum.reduce(self.problem.workload.ranks[indices(held)]))

@@ -155,8 +155,8 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
         priority = None if trace.priority is None else trace.priority[:n]
         sessions = None if trace.sessions is None else trace.sessions[:n]
         return Marks(
-            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority, sessions,
-        )  # fmt: skip
+            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority, sessions
+        )
     own = [own_lengths(workload, side) for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)

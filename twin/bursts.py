@@ -61,9 +61,8 @@ def in_bursts(clock: tuple[FloatArray, FloatArray], time_s: FloatArray, duration
 
 
 def own_streams(
-    rng: np.random.Generator, shocks: np.random.Generator, arrivals: Arrivals, rates: FloatArray,
-    duration_s: float,
-) -> tuple[FloatArray, IntArray]:  # fmt: skip
+    rng: np.random.Generator, shocks: np.random.Generator, arrivals: Arrivals, rates: FloatArray, duration_s: float
+) -> tuple[FloatArray, IntArray]:
     """Draw times and adapters where each adapter has its own bursts, and shares the common ones if there are any. An
     adapter's own factor multiplies the common one: its time is changed twice."""
     own = arrivals.own

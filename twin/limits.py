@@ -213,9 +213,8 @@ def relief(sim: Run) -> Run | None:
         if memory_error(sim.profile, settings, sim.workload) is not None:
             return None
         again = simulate(
-            sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank,
-            duration_s=sim.duration_s, seed=sim.seed, max_outstanding=sim.max_outstanding,
-            concurrency=sim.concurrency, paced=sim.paced,
+            sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank, duration_s=sim.duration_s,
+            seed=sim.seed, max_outstanding=sim.max_outstanding, concurrency=sim.concurrency, paced=sim.paced,
         )  # fmt: skip
         if again.status == "ok" and not thrashes(again):
             return again

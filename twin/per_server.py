@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN = (
     "sent", "completed", "total_token_throughput", "starved", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
-    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads",
-    "busy_share",
+    "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads", "busy_share",
 )  # fmt: skip
 """Figures of a server in the frame of all servers."""
 

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from packer.twin.run import Run
 
 SUMMARY = (
-    "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput",
-    "output_throughput", "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms",
-    "penalized_mean_ttft_ms", "mean_tpot_ms", "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms",
-    "p99_itl_ms", "mean_running", "max_running", "mean_waiting", "mean_kv_usage", "preemptions",
-    "adapter_loads", "disk_loads", "loads_per_request", "engine_steps", "busy_share",
-    "worst_adapter_ttft_ms", "slo_attainment", "goodput_tok_s",
+    "offered_tok_s", "sent", "refused", "completed", "request_throughput", "input_throughput", "output_throughput",
+    "total_token_throughput", "mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "penalized_mean_ttft_ms", "mean_tpot_ms",
+    "median_tpot_ms", "p99_tpot_ms", "mean_itl_ms", "median_itl_ms", "p99_itl_ms", "mean_running", "max_running",
+    "mean_waiting", "mean_kv_usage", "preemptions", "adapter_loads", "disk_loads", "loads_per_request", "engine_steps",
+    "busy_share", "worst_adapter_ttft_ms", "slo_attainment", "goodput_tok_s",
 )  # fmt: skip
 
 

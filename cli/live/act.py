@@ -195,9 +195,8 @@ def _lines(found: Rehearsal) -> list[Table | str]:
 
 
 def _followed(
-    plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, metrics: PrometheusOptions,
-    out: Writing,
-) -> int:  # fmt: skip
+    plan: packer.Plan, fleet: packer.Workload, given: Followed, looks: Looks, metrics: PrometheusOptions, out: Writing
+) -> int:
     from packer.live.act import Acting
     from packer.live.fleet_file import read_live_fleet
     from packer.operate.drift import with_base

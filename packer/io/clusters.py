@@ -101,9 +101,8 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
             store = Store(file.store.bandwidth_gb_s * 1e9, file.store.latency_ms, file.store.concurrent)
         job = None if file.fine_tuning is None else file.fine_tuning.job()
         return Cluster(
-            kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms,
-            fine_tuning=job,
-        )  # fmt: skip
+            kinds, servers, slo=file.slo, nodes=nodes, store=store, network_ms=file.network_ms, fine_tuning=job
+        )
 
 
 def _kind(k: int, table: KindTable, path: str | os.PathLike[str]) -> ServerKind:

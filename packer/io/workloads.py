@@ -109,8 +109,7 @@ def _bursts(row: Row, column: str) -> Bursts:
     try:
         return Bursts.parse(row.text(column))
     except ValueError:
-        rule = "Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2"
-        row.fail(column, f"{rule}, got {shown(row.text(column))}.")
+        row.fail(column, f"Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2, got {shown(row.text(column))}.")
 
 
 def _adapter(name: str, row: Row) -> Adapter:

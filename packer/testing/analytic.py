@@ -84,8 +84,7 @@ def closed_form(
 ) -> Evaluation:  # fmt: skip
     """Figures of a server in closed form: medians equal means, 99th percentiles are three times the means."""
     return Evaluation(
-        offered_tok_s, throughput_tok_s, starved=starved, memory_error=memory_error,
-        mean_ttft_ms=ttft_ms, median_ttft_ms=ttft_ms, p99_ttft_ms=3.0 * ttft_ms,
-        mean_tpot_ms=itl_ms, mean_itl_ms=itl_ms, p99_itl_ms=3.0 * itl_ms,
-        kv_cache_tokens=kv_cache_tokens, starvation_probability=float(starved),
+        offered_tok_s, throughput_tok_s, starved=starved, memory_error=memory_error, mean_ttft_ms=ttft_ms,
+        median_ttft_ms=ttft_ms, p99_ttft_ms=3.0 * ttft_ms, mean_tpot_ms=itl_ms, mean_itl_ms=itl_ms,
+        p99_itl_ms=3.0 * itl_ms, kv_cache_tokens=kv_cache_tokens, starvation_probability=float(starved),
     )  # fmt: skip

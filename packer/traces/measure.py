@@ -22,8 +22,8 @@ OWN_CV_FROM = 100
 
 
 def measure_workload(
-    trace: Trace, *, replay: bool = False, window_s: float | None = None, name: str | None = None,
-) -> Workload:  # fmt: skip
+    trace: Trace, *, replay: bool = False, window_s: float | None = None, name: str | None = None
+) -> Workload:
     """Measure the workload of a trace.
 
     The rate of an adapter is its number of requests / span, and its mean lengths are those of its requests, so the

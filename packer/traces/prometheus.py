@@ -199,9 +199,8 @@ def _optional(answers: Mapping[str, Any], name: str) -> Series:
 
 
 def _metrics(
-    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: Sequence[float],
-    window_s: float,
-) -> Metrics:  # fmt: skip
+    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: Sequence[float], window_s: float
+) -> Metrics:
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:

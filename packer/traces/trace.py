@@ -115,9 +115,8 @@ class Trace:
     def requests(self) -> RequestTrace:
         """The requests for replay; every request must have an adapter."""
         return RequestTrace(
-            self.time_s, self.owner, self.input_tokens, self.output_tokens, blocks=self.blocks,
-            sessions=self.sessions, priority=self.priority, step_s=self.step_s, start_s=self.start_s,
-            notes=tuple(self.notes),
+            self.time_s, self.owner, self.input_tokens, self.output_tokens, blocks=self.blocks, sessions=self.sessions,
+            priority=self.priority, step_s=self.step_s, start_s=self.start_s, notes=tuple(self.notes),
         )  # fmt: skip
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from packer import checks, registry
 
 (BLOCKING, PREFETCH, ASYNC, CPU_ASSIST) = range(4)
-MODES = {
-    "blocking": BLOCKING, "prefetch": PREFETCH, "async": ASYNC, "cpu-assist": CPU_ASSIST, "none": BLOCKING,
-}  # fmt: skip
+MODES = {"blocking": BLOCKING, "prefetch": PREFETCH, "async": ASYNC, "cpu-assist": CPU_ASSIST, "none": BLOCKING}
 """Modes by name.
 
 "blocking": the step that admits a request loads its adapter first. "prefetch": likewise, but the adapters of the first

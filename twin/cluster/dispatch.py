@@ -72,9 +72,8 @@ class Dispatch:
         return loop_of(self.others, tuple((name, each) for name, each in own if each is not None))
 
     def assign(
-        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None,
-        rows: IntArray | None = None,
-    ) -> IntArray | None:  # fmt: skip
+        self, adapter: IntArray, time_s: FloatArray, candidates: Candidates | None = None, rows: IntArray | None = None
+    ) -> IntArray | None:
         """Return the server of each request, int64 (n,), if the router is static, else None.
 
         `candidates`: the current ones, if servers change; requests without a candidate get -1. `rows`: numbers of the

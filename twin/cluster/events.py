@@ -16,9 +16,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import first_free_s, is_closed, see_ends, take_place
 from packer.twin.cluster.routers.base import HOLD
-from packer.twin.cluster.state import (
-    BLOCK, REFUSED, Engines, Servers, give, outstanding, run_until,
-)  # fmt: skip
+from packer.twin.cluster.state import BLOCK, REFUSED, Engines, Servers, give, outstanding, run_until
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED

@@ -88,9 +88,7 @@ class Setup:
         return prepared
 
 
-OFF: dict[str, Any] = {
-    "block_size": 1, "prefix_caching": False, "async_scheduling": False, "max_num_queued_reqs": None,
-}  # fmt: skip
+OFF: dict[str, Any] = {"block_size": 1, "prefix_caching": False, "async_scheduling": False, "max_num_queued_reqs": None}
 """Values of vLLM's settings for an engine that does not read them."""
 
 
@@ -160,9 +158,8 @@ def server_setups(
 
 
 def idle_servers(
-    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks,
-    rows_each: int,
-) -> tuple[Servers, Engines]:  # fmt: skip
+    work: Dispatch, kinds: Mapping[str, Setup], own: Sequence[Setup], time_s: FloatArray, marks: Marks, rows_each: int
+) -> tuple[Servers, Engines]:
     """Return the servers before the first request, and their engines; `rows_each`: rows for adapters of a server."""
     cluster, duration_s, seed = work.cluster, work.duration_s, work.seed
     n, count = len(time_s), len(own)

@@ -38,8 +38,7 @@ def law_ms(state: ServerState, law: Law, decodes: float, prefill: float) -> floa
         state.vector, decodes, prefill, server.active, server.active_ranks, server.slots, server.slot_rank,
         server.context_tokens, server.waiting, law.settings, server.request_ranks,
         server.running * largest_rank(server, state.classes),
-        server.on_host_count if server.track_host == 1 else server.served,
-        server.attended if prefill > 0.0 else 0.0,
+        server.on_host_count if server.track_host == 1 else server.served, server.attended if prefill > 0.0 else 0.0,
     )  # fmt: skip
     ms: float = linear_ms(law.coefficients, state.vector)
     return ms

@@ -366,8 +366,7 @@ def new_state(
         adapters=adapters, classes=classes, heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
         phase=np.zeros(server.block_size, dtype=np.int64), ends=np.zeros(server.ring, dtype=np.int8),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
-        timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN),
-        vector=np.zeros(terms), means=np.zeros(terms + 2 if mean_state else 0),
-        sets=np.zeros((2, places), dtype=np.int64), members=np.zeros(places, dtype=MEMBER),
-        series=np.zeros(table, dtype=np.int64),
+        timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN), vector=np.zeros(terms),
+        means=np.zeros(terms + 2 if mean_state else 0), sets=np.zeros((2, places), dtype=np.int64),
+        members=np.zeros(places, dtype=MEMBER), series=np.zeros(table, dtype=np.int64),
     )  # fmt: skip

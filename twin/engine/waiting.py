@@ -43,9 +43,7 @@ def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def put_last(
-    server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int,
-) -> None:  # fmt: skip
+def put_last(server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int) -> None:
     """Put an arrived request behind all other waiting requests."""
     server.waiting += 1
     requests[r].next = 0

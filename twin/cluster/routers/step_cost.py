@@ -27,9 +27,8 @@ def step_ms(
         return float(paper_ms(coefficients, decodes, 0.0, adapters, server.served))
     vector = c.vector[0]  # scratch: the engine overwrites it in each step
     state_vector(
-        vector, decodes, prefill, adapters, ranks, server.slots, server.slot_rank, 0.0, 0.0,
-        settings, request_ranks, padded_ranks,
-        server.on_host_count if server.track_host == 1 else server.served, 0.0,
+        vector, decodes, prefill, adapters, ranks, server.slots, server.slot_rank, 0.0, 0.0, settings, request_ranks,
+        padded_ranks, server.on_host_count if server.track_host == 1 else server.served, 0.0,
     )  # fmt: skip
     return float(linear_ms(coefficients, vector))
 

@@ -32,9 +32,7 @@ class Chunked:
 
     name: ClassVar[str] = "chunked"
     rule: ClassVar[int] = CHUNKED
-    searched: ClassVar[tuple[str, tuple[float, ...]]] = (
-        "chunk_tokens", (16, 32, 48, 64, 96, 128, 192, 256, 384, 512),
-    )  # fmt: skip
+    searched: ClassVar[tuple[str, tuple[float, ...]]] = ("chunk_tokens", (16, 32, 48, 64, 96, 128, 192, 256, 384, 512))
     own_base_model: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

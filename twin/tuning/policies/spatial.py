@@ -33,9 +33,7 @@ class Spatial:
 
     name: ClassVar[str] = "spatial"
     rule: ClassVar[int] = SPATIAL
-    searched: ClassVar[tuple[str, tuple[float, ...]]] = (
-        "share", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-    )  # fmt: skip
+    searched: ClassVar[tuple[str, tuple[float, ...]]] = ("share", (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9))
     own_base_model: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
