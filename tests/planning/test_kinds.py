@@ -89,6 +89,7 @@ def test_kinds_of_one_name_are_told_apart() -> None:
     found = recommend(fleet(2, (None,)), [priced(LLAMA, 3.0), priced(LLAMA, 2.0)], margin=0.05, verify=False)
     told = [(row["kinds"], row["price_per_hour"]) for row in found.kinds]
     assert told == [(LLAMA.name, 3.0), (f"{LLAMA.name} (2)", 2.0)]
+    assert {item.profile.name for item in found.bins} == {f"{LLAMA.name} (2)"}  # also where it is the only one
 
 
 def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
