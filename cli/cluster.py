@@ -33,7 +33,7 @@ only if a result has them; "systems" columns."""
 class Behind:
     """A cluster behind a router, instead of one server.
 
-    cluster: Many servers behind a router: a cluster.toml, or the servers of a plan (.json).
+    cluster: Many servers behind a router: a cluster.toml, or the servers of a plan.
     router: Router, with parameters as in affinity:slack=8. [default: the system's]
     stats_age_s: How old the counts that routers read may be, s; 0: up to date. [default: the system's]
     """
@@ -50,10 +50,12 @@ class Behind:
 
     def read(self, engine: Mapping[str, Any]) -> packer.Cluster:
         """Read the cluster from the file. `engine`: settings that override the profiles of all servers."""
+        from packer.io.recognise import kind_of
         from packer.twin.override import with_engine
 
         path = self.cluster or ""
-        cluster = packer.load_plan(path).cluster() if path.endswith(".json") else packer.read_cluster(path)
+        planned = path.endswith(".json") or kind_of(path) == "plan"
+        cluster = packer.load_plan(path).cluster() if planned else packer.read_cluster(path)
         kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
         return replace(cluster, kinds=kinds)
 
