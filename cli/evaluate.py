@@ -142,11 +142,10 @@ def evaluate(
 ) -> int:  # fmt: skip
     """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
-    Servers keep their settings; an adapter that comes, or whose server is lost, goes to the least loaded one with
-    large enough slots, of those whose limits are nearest to its own. Rates are taken without the margin that the plan
-    was made with. Exit code 3 means that a server starves or does not start, that an adapter has no server, or that a
-    plan which was made to keep latency limits breaks them, also behind --router: packer solve --from makes the next
-    plan.
+    Servers keep their settings; an adapter that comes, or whose server is lost, goes to the least loaded one with large
+    enough slots, of those whose limits are nearest to its own. Rates are taken without the margin that the plan was
+    made with. Exit code 3 means that a server starves or does not start, that an adapter has no server, or that a plan
+    which was made to keep latency limits breaks them, also behind --router: packer solve --from makes the next plan.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
     "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, or new adapters

@@ -46,8 +46,7 @@ class RunOptions:
         the run with its last request.
     paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place, before their
         TTFT begins; those that still wait at the end are held back.
-    scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or
-        none]
+    scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or none]
     tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job
         (fine_tuning in a .json or .yaml file), or samples of 512 tokens without end. [default: the job's]
     """

@@ -2,9 +2,8 @@
 
     python guard.py GRACE_S COMMAND …
 
-Standard input is the pipe; it closes when packer stops the server, ends or is killed, even by SIGKILL. The
-command runs in a process group of its own, which gets SIGTERM, and SIGKILL after GRACE_S seconds. Standard
-library only.
+Standard input is the pipe; it closes when packer stops the server, ends or is killed, even by SIGKILL. The command runs
+in a process group of its own, which gets SIGTERM, and SIGKILL after GRACE_S seconds. Standard library only.
 """
 
 from __future__ import annotations

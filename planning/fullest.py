@@ -138,9 +138,7 @@ class _Sample:
 
     def search(self, low: int, start: int, step: int, most: int = MOST) -> None:
         """Find the lowest step up to `most` that breaks the goal, else `most` + 1, from `start` in steps that double.
-
-        The first hour is searched so; each further one only below the step that breaks the hours before it.
-        """
+        The first hour is searched so; each further one only below the step that breaks the hours before it."""
 
         def holds(hour: Hour, at: int) -> bool:
             kept, server = self.at(at, [hour])

@@ -21,11 +21,8 @@ from packer.workload import Workload
 
 @dataclass(frozen=True, eq=False)
 class Periods:
-    """A fleet of one base model, on one kind of server, at the rates of some periods.
-
-    `rates`: float64 (n,) for each period, req/s.
-    `asked`: the parameters of the search; its margin raises the rates, as for `packer.recommend`.
-    """
+    """A fleet of one base model, on one kind of server, at the rates of some periods. `rates`: float64 (n,) for each
+    period, req/s. `asked`: the parameters of the search; its margin raises the rates, as for `packer.recommend`."""
 
     fleet: Workload
     profile: Profile

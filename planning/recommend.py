@@ -61,8 +61,7 @@ def recommend(
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
     The plan's servers are simulated again in fresh hours. `rooms` says how far rates may grow and what limits each
-    server, `adapters` what every adapter gets.
-    `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
+    server, `adapters` what every adapter gets. `lower_bound` is how many GPUs any plan needs (`packer.planning.prove`).
     `decision` has a few lines of which the first is the answer, `frontier` the rows of `FrontierPoint.to_dict`, and for
     estimated profiles `estimate_band` how their error changes the answer. `statistics` has the "weaker_goals" that
     fewer GPUs keep, with how many.

@@ -89,8 +89,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     one at a time are simulated for the adapters with the longest prompts. Once the time is over nothing is simulated,
     and adapters get at least the parts that their load takes.
 
-    `kept`: the hours in which the limits must be kept. The search ends once too many adapters have no number of
-    parts.
+    `kept`: the hours in which the limits must be kept. The search ends once too many adapters have no number of parts.
     `allowed`: maximum number of parts; None: see `most_parts`.
     """
     fleet, stop = kept.workload, kept.simulated.stop

@@ -93,8 +93,7 @@ class LearnedPredictor:
         and memory.
 
         A model learns corrections of the equilibrium of its profile's step law. These transfer well enough to guide a
-        search whose result the twin confirms, but not for other uses. Raises `ModelError` if no predictor is
-        shipped.
+        search whose result the twin confirms, but not for other uses. Raises `ModelError` if no predictor is shipped.
         """
         alike = sorted(profile_names(), key=lambda name: name.rpartition("/")[2] != profile.model.name)
         for name in alike:

@@ -1,11 +1,10 @@
 """A server in equilibrium, from the profile's own step law: the strongest features of a bin.
 
-With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on
-average. Every term of the step law is therefore a function of B: the step time t(B), the request rate B/(O·t)
-and the expected number of distinct adapters. An adapter is running with probability 1 − exp(−its expected
-running requests). The server's capacity is the largest rate over the B that fit into the KV cache. The server
-operates at the B whose rate is the offered rate. Adapters are grouped by load (factors of two), so that the
-computation does not grow with their number.
+With B running requests (decodes), prompts of I and outputs of O tokens, each step admits B/O requests on average. Every
+term of the step law is therefore a function of B: the step time t(B), the request rate B/(O·t) and the expected number
+of distinct adapters. An adapter is running with probability 1 − exp(−its expected running requests). The server's
+capacity is the largest rate over the B that fit into the KV cache. The server operates at the B whose rate is the
+offered rate. Adapters are grouped by load (factors of two), so that the computation does not grow with their number.
 """
 
 from __future__ import annotations

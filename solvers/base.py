@@ -35,11 +35,8 @@ def limit_of(left_s: float) -> float | None:
 
 
 class Clock:
-    """A search that ends with the best plan so far.
-
-    `started`: `time.monotonic()` at its start. `time_limit_s`: wall-clock limit, None for none. `stop`: called between
-    steps: True means that it ends (Ctrl-C).
-    """
+    """A search that ends with the best plan so far. `started`: `time.monotonic()` at its start. `time_limit_s`:
+    wall-clock limit, None for none. `stop`: called between steps: True means that it ends (Ctrl-C)."""
 
     started: float
     time_limit_s: float | None

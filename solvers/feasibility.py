@@ -31,11 +31,10 @@ class Feasibility:
     """Feasibility of vectors of counts (over the classes), with any one candidate of `max_loras`.
 
     Feasibility is not monotone in `max_loras`: every candidate of a proof (`packer.solvers.candidates`) is tested
-    before a bin is called infeasible, the most promising one first. Dominance saves evaluations: a bin is infeasible
-    if it contains an infeasible bin, or that bin with adapters replaced by adapters of higher rates. A bin is feasible
-    if a feasible bin contains it in the same sense.
-    Predictors are not exactly monotone, so every 16th such inference is evaluated all the same and counted in `checks`
-    and, if it was wrong, in `violations`.
+    before a bin is called infeasible, the most promising one first. Dominance saves evaluations: a bin is infeasible if
+    it contains an infeasible bin, or that bin with adapters replaced by adapters of higher rates. A bin is feasible if
+    a feasible bin contains it in the same sense. Predictors are not exactly monotone, so every 16th such inference is
+    evaluated all the same and counted in `checks` and, if it was wrong, in `violations`.
 
     `problem`: gives the objective (what holds), the evaluator, the GPU type and the clock.
     `classes`: what is counted; bins are made of `classes.fleet`.

@@ -39,9 +39,8 @@ class _Bins:
 class SpreadRefined:
     """Local search over a fixed number of GPUs.
 
-    Starts from the best of `spread`, `dlora` and an even split that keeps ranks together, each with the slots
-    that serve it best. Then the worst GPU gives an adapter to another one, or swaps one, as long as the
-    objective improves.
+    Starts from the best of `spread`, `dlora` and an even split that keeps ranks together, each with the slots that
+    serve it best. Then the worst GPU gives an adapter to another one, or swaps one, as long as the objective improves.
     """
 
     name = "spread-refined"

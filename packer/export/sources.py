@@ -66,9 +66,8 @@ def parsed(source: str) -> tuple[str, str]:
 def vllm_path(name: str, source: str) -> str:
     """A source in the syntax of vLLM's --lora-modules: a path on the server, or the id of a Hugging Face repository.
 
-    vLLM treats everything except absolute paths and existing files as the id of a repository
-    (vllm/lora/utils.py, get_adapter_absolute_path), so a URL of another scheme would fail only when the
-    server starts.
+    vLLM treats everything except absolute paths and existing files as the id of a repository (vllm/lora/utils.py,
+    get_adapter_absolute_path), so a URL of another scheme would fail only when the server starts.
 
     Raises `IncompatibleError`: the source is neither a path nor a repository.
     """

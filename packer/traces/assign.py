@@ -134,8 +134,7 @@ def generate_workload(
     """Generate a workload of `n_adapters` adapters.
 
     `rates`: values that are used equally often (as in arXiv 2602.24044), or a power law. `ranks` are also used equally
-    often. `seed` determines which adapter gets which value. All adapters have `shared_prefix_tokens` and
-    `sessions`.
+    often. `seed` determines which adapter gets which value. All adapters have `shared_prefix_tokens` and `sessions`.
     """
     checks.integer("the number of adapters", n_adapters, low=1, high=1_000_000)
     rng = np.random.default_rng(checks.integer("seed", seed, low=0))

@@ -67,11 +67,8 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
 
 
 class Mixes(Columns):
-    """The mixes of the one base model of `problem`.
-
-    `cuts`: constraints that every plan satisfies.
-    `doubts`: constraints on the mixes to try, which exclude mixes that could not be packed.
-    """
+    """The mixes of the one base model of `problem`. `cuts`: constraints that every plan satisfies. `doubts`:
+    constraints on the mixes to try, which exclude mixes that could not be packed."""
 
     def __init__(self, problem: Problem, seed: int) -> None:
         self.problem = problem

@@ -32,11 +32,8 @@ class Move:
 
 @runtime_checkable
 class CachePolicy(Protocol):
-    """Attributes of every policy.
-
-    `rule`: one of the rules above. `high_water`: share of the memory above which idle adapters leave at once.
-    `takes_memory`: False if adapters take no memory.
-    """
+    """Attributes of every policy. `rule`: one of the rules above. `high_water`: share of the memory above which idle
+    adapters leave at once. `takes_memory`: False if adapters take no memory."""
 
     name: str
     rule: int

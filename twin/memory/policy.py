@@ -182,9 +182,8 @@ def memory_error(
 ) -> str | None:
     """Return a message that says why the server does not start, or None if it starts.
 
-    vLLM refuses to start when the KV cache can't hold one request of `max_model_len`
-    (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`). `workload`, `reserved`: see `held` and
-    `kv_cache_tokens`.
+    vLLM refuses to start when the KV cache can't hold one request of `max_model_len` (vllm/v1/core/kv_cache_utils.py,
+    `check_enough_kv_cache_memory`). `workload`, `reserved`: see `held` and `kv_cache_tokens`.
     """
     settings = held(profile, settings, workload)
     tokens, needed = kv_cache_tokens(profile, settings, reserved=reserved), profile.memory.min_kv_tokens
