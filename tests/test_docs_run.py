@@ -34,6 +34,8 @@ PAGES = sorted(
     if "reference" not in path.parts and "```console" in path.read_text("utf-8")
 )
 """Pages with commands; a page whose every block says why it is not run is read, and types nothing."""
+WHOLE = re.compile(r"--gpus 1 |--max-loras 4$|solve (hot|many)|azure-conv-2023|cheapest\.json$")
+"""Parts of commands whose words or GPUs only a whole hour gives; others simulate 900 s."""
 
 
 def commands(body: str) -> list[tuple[str, list[str]]]:
@@ -84,7 +86,11 @@ def _small_datasets(monkeypatch: pytest.MonkeyPatch, short_runs: Callable[[], Ab
 @pytest.mark.usefixtures("_small_datasets", "few_candidates")
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    short_runs: Callable[[float], AbstractContextManager[None]],
 ) -> None:
     """A reader who types a page from top to bottom gets what it promises."""
     monkeypatch.chdir(tmp_path)
@@ -102,7 +108,8 @@ def test_page_runs(
             continue
         for line, shown in commands(body):
             wanted = int(text) if mark == "exit" else 0
-            code, messages = type_in(line, capsys)
+            with short_runs(1.0 if WHOLE.search(line) else 1 / 4):
+                code, messages = type_in(line, capsys)
             assert code == wanted, f"{page}: $ {line}\n{messages}"
             printed = {words(each) for each in messages.splitlines()}
             lost = [each for each in shown if words(each) not in printed]

@@ -18,6 +18,7 @@ from packer.errors import KernelsNotKeptWarning
 from packer.twin import compile_ahead, kernel_folder
 from packer.twin.bursts import _relax
 from packer.twin.compile_ahead import Compiler, types_of
+from packer.twin.engine import compile as engine
 from packer.twin.engine.advance import advance
 from packer.twin.flags import FLAGS
 from packer.twin.kernel_folder import cache_folder, keeps, named_folder
@@ -162,11 +163,14 @@ def test_an_index_of_another_version_is_replaced(folder: Path, monkeypatch: pyte
     assert any(folder.glob("*.nbc"))
 
 
-def test_nothing_is_sent_to_a_process_that_could_not_keep_it(folder: Path) -> None:
-    """Without a folder all is compiled here."""
+def test_nothing_is_sent_to_a_process_that_could_not_keep_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a folder all is compiled here, and the engine waits for none of its parts."""
     folder.touch()
     compiler = Compiler()
     compiler.send(advance, ())
+    monkeypatch.setattr(engine, "COMPILER", compiler)
+    engine.begin.cache_clear()
+    engine.prepare()
     assert compiler._process is None
     assert not compiler.has(advance)
 
@@ -197,10 +201,10 @@ if sys.argv[1:]:
 warnings.simplefilter("ignore")
 profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 fleet = packer.Workload([packer.Adapter("a", 8, 0.5), packer.Adapter("b", 16, 0.5)])
-print("figures", packer.simulate(fleet, profile, max_loras=2, duration_s=5.0).engine_steps)
 print(packer.solve(fleet, profile, predictor="tree", verify=False).evaluations[0])
 """
-COMMAND = ("simulate", "examples/workloads/paper-256.csv", "--max-loras", "8", "--duration", "5", "--quiet")
+COMMAND = ("simulate", "examples/workloads/paper-256.csv", "--max-loras", "8", "--predictor", "tree", "--quiet")
+"""Trees: their kernels compile in a fifth of the time that the engine takes."""
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +225,7 @@ def test_without_a_folder_the_same_is_computed(
     kept = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     _, run = without_folder
     assert run.stdout.endswith(kept.stdout), run.stderr
-    assert kept.stdout.startswith("figures ")
+    assert kept.stdout.startswith("Evaluation(")
     assert kept.stderr == ""
 
 
