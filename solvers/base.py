@@ -96,6 +96,9 @@ class Problem(Clock):
             checks.integer("the number of GPUs", self.max_gpus, low=1)
         elif self.objective.fixed_gpus:
             raise ValidationError(f"The objective {self.objective.name!r} needs the number of GPUs (--gpus).")
+        for each in self.profiles:
+            name = f"the weight of {each.name} by the objective {self.objective.name!r}"
+            checks.real(name, self.objective.weight(each), low=0.0)
         checks.integer("max_replicas", self.max_replicas, low=1)
         checks.integer("seed", self.seed, low=0)
         checks.time_limit(self.time_limit_s)

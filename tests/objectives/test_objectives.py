@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import packer
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.moves import match, moved
-from packer.objectives.base import load_objective
+from packer.objectives.base import Objective, load_objective
 from packer.objectives.cost import Cost
 from packer.objectives.headroom import Headroom
 from packer.objectives.latency import Latency
 from packer.objectives.moves import FewestMoves
 from packer.objectives.slo import Slo
+from packer.profile import Profile
 from packer.settings import Settings
 from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import AnalyticPredictor, small_profile
@@ -244,3 +247,20 @@ def test_a_figure_that_the_predictor_does_not_give_is_named(evaluations: Evaluat
     unknown = replace(evaluations, **{absent: np.full(3, np.nan)})
     with pytest.raises(IncompatibleError, match=f"gives no {absent}"):
         load_objective(spec).holds(unknown)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0])
+def test_a_weight_that_no_server_has_is_refused_by_name(weight: float) -> None:
+    """Bounds are sums of weights: with such a one a plan would have no bound, or its solver would be blamed."""
+
+    class Weighs(Objective):
+        """Every server has the weight."""
+
+        name = "weighs"
+
+        def weight(self, profile: Profile) -> float:
+            """The same of each profile."""
+            return weight
+
+    with pytest.raises(ValidationError, match="weight of test-gpu/test-model by the objective 'weighs'"):
+        packer.solve(FLEET, PROFILE, Weighs(), predictor=AnalyticPredictor(), verify=False)
