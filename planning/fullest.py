@@ -30,6 +30,8 @@ WORTH_FRESH_GPUS = 10
 STEP = 1.02  # Ratio of successive loads: the load that breaks the goal is at most this factor above one that keeps it.
 LEAST, MOST = -12, 20  # Steps from the load of a server of the plan: from 0.79 to 1.49 of it.
 SAMPLES = 3  # Sample servers of each rank. The weakest decides, because every server of a plan must keep the goal.
+FEW = 0.05
+"""A rank with less than this share of a server's load is not sampled: a sample could take millions of quiet copies."""
 MANY = 1 << 20  # More slots than a server has adapters: each adapter gets a slot.
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 
@@ -79,8 +81,8 @@ def fewest_servers(offered_tok_s: Sequence[float], most_tok_s: Sequence[float]) 
 
 
 def _most_tok_s(job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArray, rank: int) -> float | None:
-    """The load, tok/s, at which the weakest sample server of a slot rank breaks the goal in these hours; None if the
-    search was cut short."""
+    """The load, tok/s, at which the weakest sample server of a slot rank breaks the goal in these hours, or that of the
+    fullest server of the plan for a rank with little load; None if the search was cut short."""
     loads = job.parts.fleet.offered_tok_s_by_adapter
     falling = members[np.argsort(-loads[members], kind="stable")]
     # Any consecutive part of this order has a fair share of hot and of quiet adapters.
@@ -88,6 +90,8 @@ def _most_tok_s(job: Frontier, plan: Plan, held: Sequence[Hour], members: IntArr
     like = [item for item in plan.bins if item.max_lora_rank == rank] or plan.bins
     full = max(like, key=lambda item: item.offered_tok_s(job.workload))
     own = _Sample(job, held, order, full, rank)
+    if loads[members].sum() < FEW * own.full_tok_s:
+        return own.full_tok_s
     # Each further sample begins with the adapters that come after those of the one before.
     rolled = [np.roll(order, -k * own.size(0)) for k in range(1, SAMPLES)]
     own.search(LEAST, 0, 2)

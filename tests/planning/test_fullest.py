@@ -57,6 +57,15 @@ def test_copies_fill_a_server_where_a_rank_is_rare(job: Frontier, server: Profil
     assert both.value <= alone.value + 1.0
 
 
+def test_a_rank_of_idle_adapters_takes_no_sample(job: Frontier, server: Profile) -> None:
+    """Millions of copies of an adapter without traffic would fill a server: the estimate is that without it."""
+    quiet = Frontier(replace(job.workload, adapters=(*job.workload.adapters, Adapter("idle", 64, 1e-6))), server)
+    alone, beside = (by_full_servers(each, each.at(8).plan) for each in (job, quiet))
+    assert alone is not None
+    assert beside is not None
+    assert alone.value <= beside.value <= alone.value + 1.0
+
+
 @given(
     st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(1.0, 3.0)), min_size=1, max_size=3),
 )
