@@ -79,15 +79,12 @@ class Workload:
         given = (tuple(adapters), input_tokens, output_tokens, correlation, arrivals, name, slo, fine_tuning, sessions)
         for each, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, each.name, value)
-        self._check()
+        self._check_adapters()
+        self._check_rest()
 
-    def _check(self) -> None:
+    def _check_adapters(self) -> None:
         if not self.adapters:
             raise ValidationError("Expected a workload to have at least one adapter, got 0.")
-        checks.instance("name", self.name, str, "str(NAME)")
-        for key, kind, made_by in _KINDS:
-            if getattr(self, key) is not None:
-                checks.instance(key, getattr(self, key), kind, made_by)
         seen: set[str] = set()
         for adapter in self.adapters:
             checks.instance("an adapter", adapter, Adapter, "packer.Adapter(name, rank, rate)")
@@ -98,6 +95,12 @@ class Workload:
         if without and len(without) < len(self.adapters):
             rule = f"Expected every adapter to name its base model, or none, got {shown(without[0])} without one."
             raise ValidationError(rule)
+
+    def _check_rest(self) -> None:
+        checks.instance("name", self.name, str, "str(NAME)")
+        for key, kind, made_by in _KINDS:
+            if getattr(self, key) is not None:
+                checks.instance(key, getattr(self, key), kind, made_by)
         trace = self.arrivals.trace
         if trace is not None and len(trace) and int(trace.adapter.max()) >= len(self.adapters):
             rule = f"Expected the trace's adapters to be < {len(self.adapters)}, got {int(trace.adapter.max())}."
@@ -299,8 +302,11 @@ class Workload:
         return replace(self, slo=goal)
 
     def with_arrivals(self, arrivals: Arrivals) -> Workload:
-        """The same fleet with another arrival process."""
-        return replace(self, arrivals=arrivals)
+        """The same fleet with another arrival process; its adapters are not checked again."""
+        made, kept = object.__new__(Workload), {each.name for each in fields(self)} | {"names", "ranks"}
+        vars(made).update({name: value for name, value in vars(self).items() if name in kept}, arrivals=arrivals)
+        made._check_rest()
+        return made
 
     def replaying(self, requests: RequestTrace) -> Workload:
         """The same fleet whose arrivals are these requests."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.errors import UnknownNameError
 from packer.evaluation import STARVATION_THRESHOLD
 from packer.goal import STATISTICS
@@ -265,6 +265,14 @@ class Run:
         from packer.twin.cluster.result import server_view
 
         return server_view(self, k)
+
+    @cached_property
+    def rows_of_servers(self) -> tuple[BoolArray, list[IntArray]]:
+        """See `packer.twin.cluster.result.rows_by_server`."""
+        from packer.twin.cluster.result import rows_by_server
+
+        assert self.state is not None
+        return rows_by_server(self.state)
 
     @cached_property
     def servers(self) -> tuple[Run, ...]:

@@ -210,3 +210,13 @@ def test_adapters_come_in_a_list(wrong: object) -> None:
     """What is no list of adapters is refused with the rule, an adapter by itself, too."""
     with pytest.raises(ValidationError, match=r"Expected a list of packer\.Adapter for a workload, got"):
         Workload(wrong)  # type: ignore[arg-type]
+
+
+def test_other_arrivals_are_checked_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each server of a cluster has the fleet with its own requests: thousands of adapters are not checked for each."""
+    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 0, 2.0)], name="mine")
+    monkeypatch.setattr(Workload, "_check_adapters", lambda self: pytest.fail("checked again"))
+    bursty = Arrivals("lognormal", cv=2.0)
+    assert vars(fleet.with_arrivals(bursty)) == {**vars(fleet), "arrivals": bursty}
+    with pytest.raises(ValidationError, match="arrivals"):
+        fleet.with_arrivals("poisson")  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray, Record
+from packer.arrays import BoolArray, FloatArray, IntArray, Record
 from packer.arrival import RequestTrace
 from packer.twin.cluster.state import REFUSED, Servers, refused_of
 from packer.twin.cluster.transit import NETWORK_S, Transit
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def raw_of(state: Servers, transit: Transit | None, duration_s: float) -> Raw:
     """Return the requests of all servers, with sums over servers; clients see tokens after they crossed the network."""
-    raw = _raw(state, None, duration_s)
+    raw = _raw(state, None, duration_s, (refused_of(state), []))
     if transit is not None and (back_s := float(transit.rates[NETWORK_S])):
         seen_s = raw.finish_s + back_s
         done = raw.finished & (seen_s <= duration_s)
@@ -53,7 +53,7 @@ def server_view(run: Run, s: int) -> Run:
     setup, workload = run.setups[s], run.workload
     raw = Raw.nothing(len(workload))
     if run.state is not None:
-        raw = _raw(run.state, s, run.duration_s)
+        raw = _raw(run.state, s, run.duration_s, run.rows_of_servers)
         workload = workload.replaying(raw.requests)
         if len(setup.workload) < len(workload):
             number = {name: i for i, name in enumerate(workload.names)}
@@ -67,15 +67,20 @@ def server_view(run: Run, s: int) -> Run:
     )  # fmt: skip
 
 
-def _raw(state: Servers, server: int | None, end_s: float) -> Raw:
-    """Return the requests of one server with its totals; None: of all servers, with sums over servers."""
-    requests = state.requests
-    of: slice | IntArray = slice(None)
+def rows_by_server(state: Servers) -> tuple[BoolArray, list[IntArray]]:
+    """Which requests were refused, bool (n,), and the requests of each server in order of arrival there, without those
+    still on their way."""
     refused = refused_of(state)
-    if server is not None:  # in order of arrival at the server, without requests still on their way
-        of = np.flatnonzero((state.server == server) & (refused | (requests["status"] > 0)))
-        of = of[np.argsort(requests["sent_s"][of], kind="stable")]
-    requests = requests[of]
+    here = np.flatnonzero((state.server >= 0) & (refused | (state.requests["status"] > 0)))
+    here = here[np.lexsort((state.requests["sent_s"][here], state.server[here]))]
+    return refused, np.split(here, np.searchsorted(state.server[here], np.arange(1, len(state.servers))))
+
+
+def _raw(state: Servers, server: int | None, end_s: float, known: tuple[BoolArray, list[IntArray]]) -> Raw:
+    """Return the requests of one server with its totals; None: of all servers, with sums over servers. `known`: see
+    `rows_by_server`."""
+    refused, of = known[0], slice(None) if server is None else known[1][server]
+    requests = state.requests[of]
     arrived, given = requests["status"] > 0, requests["prompt"] > 0
     # A server cuts requests that are too long: those given to one count with the tokens that it kept.
     prompt = np.where(given, requests["prompt"], state.prompt[of])
