@@ -32,7 +32,8 @@ def predicted(
     unused = (
         "duration_s", "seeds", "max_outstanding", "concurrency", "paced", "scrape_interval_s", "tables", "plot", "slo",
     )  # fmt: skip
-    refuse_unused(f"--predictor {server.predictor}", unused)
+    if server.predictor != "twin":  # else `predict` says that the twin has nothing to explain
+        refuse_unused(f"--predictor {server.predictor}", unused)
     slots: dict[str, Any] = {"max_loras": server.max_loras, "max_lora_rank": server.max_lora_rank}
     found = predict(workload, profile, server.predictor, seed=seed, explain=server.explain, **slots)
     write_json(found.to_dict(), files.output)

@@ -138,9 +138,7 @@ def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) ->
             how = ": what keeps its queues equal loses least"
         reasons.append(f"the servers are overloaded{how}")
     elif len(workload) <= slots:
-        reasons.append(
-            f"all {len(workload)} adapters fit in the slots of each server: replicas everywhere cost no loads"
-        )
+        reasons.append("every adapter has a slot on each server: replicas everywhere cost no loads")
     else:
         reasons.append(
             f"{len(workload):,} adapters share {counted(slots, 'slot')} of a server: keeping each on few servers saves "

@@ -85,7 +85,7 @@ def test_without_an_slo_the_tpot_decides() -> None:
             (1e5, 1e5),
             "adapter 'a0' has 56% of the load, what one of 4 equal servers gets or more",
         ),
-        ([1.0] * 8, 8, (1e5, 1e5), "all 8 adapters fit in the slots"),
+        ([1.0] * 8, 8, (1e5, 1e5), "every adapter has a slot on each server"),
         ([1.0] * 8, 4, (1e5, 1e5), "8 adapters share 4 slots"),
         ([1.0] * 8, 4, (100.0, 99.0), "the servers are overloaded: what keeps its queues equal"),
         ([1.0] * 8, 4, (100.0, 90.0), "the servers are overloaded: adapters on few servers"),

@@ -55,9 +55,10 @@ def test_predict_explains_others_by_features(place: Path, capsys: pytest.Capture
 
 
 def test_the_twin_has_nothing_to_explain(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A simulation has no rules: that is said, with exit code 2."""
-    assert run(_predict(place, "twin", "--explain")) == 2
-    assert "no rules or features" in capsys.readouterr().err
+    """A simulation has no rules: that is said, with exit code 2, also beside options that the twin takes."""
+    for more in ((), ("--seeds", "3")):
+        assert run(_predict(place, "twin", "--explain", *more)) == 2
+        assert "no rules or features" in capsys.readouterr().err
 
 
 def test_a_predictor_refuses_other_base_models(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
