@@ -86,8 +86,8 @@ def test_a_damaged_predictor_is_one_line(place: Path, capsys: pytest.CaptureFixt
 def test_what_a_predictor_does_not_use_is_refused(place: Path, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A goal or a time changes no figure of a predictor, so that the option is named."""
     value = "p95_ttft_ms=5" if option == "--slo" else "60"
-    assert run(_predict(place, "twin", "--explain", option, value)) == 2
-    assert f"{option} has no effect with --predictor twin" in capsys.readouterr().err
+    assert run(_predict(place, "tree", option, value)) == 2
+    assert f"{option} has no effect with --predictor tree" in capsys.readouterr().err
 
 
 def test_a_missing_predictor_file_is_an_input_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
