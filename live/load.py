@@ -95,8 +95,7 @@ def body_of(job: LoadJob, k: int, prompt: IntArray) -> bytes:
 
 class Said:
     """Request bodies and answers of a run. Bodies are serialised before the run, so that sending costs little. Those of
-    later turns are serialised when sent, because they begin with the answered part of their session.
-    """
+    later turns are serialised when sent, because they begin with the answered part of their session."""
 
     def __init__(self, job: LoadJob) -> None:
         sessions = job.requests.sessions

@@ -88,8 +88,7 @@ class PlanEvaluation:
     @property
     def holds(self) -> bool:
         """Whether every adapter has a server, every server starts and serves its load, and a plan that was made to
-        keep latency limits keeps them.
-        """
+        keep latency limits keeps them."""
         return self.plan.status is not Status.INFEASIBLE
 
     @property

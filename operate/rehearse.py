@@ -183,8 +183,7 @@ def hindsight(fleet: Workload, kind: ServerKind, rates: FloatArray, seed: int, a
 
 def fewest_loads(rates: FloatArray, tokens: FloatArray, gpus: Sequence[int]) -> int:
     """The fewest adapter loads with which these numbers of servers serve each hour. Servers that start must take an
-    even part of the load from the others: at least as many adapters as the busiest that add up to that part.
-    """
+    even part of the load from the others: at least as many adapters as the busiest that add up to that part."""
     total = 0
     for before, now, vector in zip(gpus, gpus[1:], rates[1:], strict=False):
         load = np.sort(vector * tokens)[::-1]

@@ -258,8 +258,7 @@ class Arrivals:
 
     def whole_s(self, at_least_s: float) -> float:
         """Duration of a run that covers the whole process, s: the span of a trace; whole cycles of piecewise rates, at
-        least `at_least_s`; `at_least_s` for other kinds.
-        """
+        least `at_least_s`; `at_least_s` for other kinds."""
         if self.trace is not None:
             return self.trace.span_s or at_least_s
         return self.whole_cycles_s(at_least_s) if self.kind == "piecewise" else at_least_s

@@ -239,8 +239,7 @@ class Workload:
     @property
     def assumed_lengths(self) -> tuple[str, ...]:
         """Which of "input_tokens" and "output_tokens" are assumed: the fleet has the default, ShareGPT's, and an
-        adapter has no lengths of its own. Empty for a trace.
-        """
+        adapter has no lengths of its own. Empty for a trace."""
         if self.arrivals.trace is not None:
             return ()
         sides = (("input_tokens", SHAREGPT_INPUT), ("output_tokens", SHAREGPT_OUTPUT))

@@ -83,8 +83,7 @@ class CellEngine(Protocol):
 
 class Own(NamedTuple):
     """State of S servers: servers (S,) of `OWN`; fresh (S,), a copy from before the first request; adapters
-    (S, rows + 1) of `CACHED`; order int64 (S, batch): running requests, last to finish first.
-    """
+    (S, rows + 1) of `CACHED`; order int64 (S, batch): running requests, last to finish first."""
 
     servers: Record
     fresh: Record

@@ -50,8 +50,7 @@ class Option:
     @property
     def rank(self) -> tuple[bool, bool, float, int, float]:
         """Sort key, smaller is better: whether the limits are broken, whether the search ended before fresh hours were
-        simulated, price (0 if unknown: `cheapest` then ignores prices), GPUs, negative room to grow.
-        """
+        simulated, price (0 if unknown: `cheapest` then ignores prices), GPUs, negative room to grow."""
         plan = self.plan
         price = plan.price_per_hour
         unsure = plan.verified is None and (plan.interrupted or plan.time_limit_reached)

@@ -37,8 +37,7 @@ def share_of(running: float) -> float:
 @dataclass(frozen=True)
 class Energy:
     """`watts`: power of all GPUs under the load of requests. `tok_s`: input and output tokens served per second.
-    `without_training`: whether the GPUs also train, which draws more.
-    """
+    `without_training`: whether the GPUs also train, which draws more."""
 
     watts: float
     tok_s: float

@@ -132,8 +132,7 @@ def parse_address(address: str) -> tuple[str, int]:
 @dataclass(frozen=True)
 class ServerRow:
     """One server: adapters, load, and measured and predicted figures. Times in ms, loads in tok/s; the last three
-    fields are measured since its adapters last changed.
-    """
+    fields are measured since its adapters last changed."""
 
     name: str
     ready: bool

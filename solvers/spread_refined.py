@@ -55,8 +55,7 @@ class SpreadRefined:
 
 def _simulated_slots(problem: Problem, bins: tuple[Bin, ...]) -> tuple[Bin, ...]:
     """After a search led by trees, choose the slots by simulation, and keep them if the objective improves: trees don't
-    rank the waits of servers with barely enough slots. Plans of more than `MOST_GPUS` bins stay as they are.
-    """
+    rank the waits of servers with barely enough slots. Plans of more than `MOST_GPUS` bins stay as they are."""
     twin = problem.evaluator.twin_of(problem.profile)
     if twin is None or not problem.evaluator.confirms or len(bins) > MOST_GPUS:
         return bins

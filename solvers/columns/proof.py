@@ -132,8 +132,7 @@ def _lightest(
     rows: IntArray, weights: FloatArray, limit: IntArray, steps: IntArray, above: float, lighter: IntArray
 ) -> IntArray:
     """Rows whose value falls to at most `above` with one step less of any class that they hold, or with any adapter
-    replaced by a `lighter` one.
-    """
+    replaced by a `lighter` one."""
     least = np.where(rows > 0, weights * steps, np.inf).min(axis=1, initial=np.inf)
     for k in np.flatnonzero(lighter >= 0).tolist():
         room = (rows[:, k] > 0) & (rows[:, lighter[k]] < limit[lighter[k]])

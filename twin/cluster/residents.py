@@ -26,8 +26,7 @@ LEFT = 64  # Most bits of a server for adapters that have left it.
 class Residents(NamedTuple):
     """bits uint8 (rows, words): eight servers in each byte. own int32 (S, …): rows in which a server has its bit set,
     length (S,): their number. loads (S,), begun (S,): the server's adapter loads and begun steps at the last update;
-    UNKNOWN, or NEVER: all bits are 1.
-    """
+    UNKNOWN, or NEVER: all bits are 1."""
 
     bits: BitArray
     own: npt.NDArray[np.int32]

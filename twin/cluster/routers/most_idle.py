@@ -17,8 +17,7 @@ from packer.twin.flags import INLINED
 
 class Counts(NamedTuple):
     """numbers: as in `parameters`. requests float64 (S, up to a multiple of 8): requests of each server. least
-    (words,): the fewest of each eight servers.
-    """
+    (words,): the fewest of each eight servers."""
 
     numbers: FloatArray
     requests: FloatArray

@@ -18,8 +18,7 @@ from packer.workload import Workload
 class PlanRouter:
     """Each adapter goes to the server that holds it; replicas take turns by smooth weighted round robin, and a session
     stays where its first request went. Exported routes draw the replica at random by the same shares, so that queues
-    are those of `packer evaluate` without a router.
-    """
+    are those of `packer evaluate` without a router."""
 
     name = "plan"
     keeps_sessions = True

@@ -236,8 +236,7 @@ def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
 @dataclass(frozen=True)
 class Predicted(ScoringRouter):
     """The least time to prefill the server's queue and the request in steps of the token budget, load the adapter, and
-    decode among the server's requests: the best estimate of a router that does not know later requests.
-    """
+    decode among the server's requests: the best estimate of a router that does not know later requests."""
 
     name = "predicted"
     score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
