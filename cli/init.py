@@ -85,13 +85,11 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     profile = given.profile()
     fields, named, view = reading.fields(), reading.named(given.seed), View(given.at)
     own = filter(None, (given.model, profile.model.name, profile.model.repository))
-    fleet, observed = fleet_for(
-        given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own)
-    )
+    fleet, seen = fleet_for(given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own))
     profile = given.profile(int(fleet.ranks.max()))
     slo = fleet.held_to(given.slo).slo
     make_folder(given.folder)
-    for text in () if observed is None else observed.notes:
+    for text in () if seen is None else seen.notes:
         out.note(text)
     out.note_profiles(profile)
     write_profile(profile, paths["profile.toml"], force=out.force)
@@ -101,12 +99,12 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     defaults = {"profile": "profile.toml", **({"slo": list(given.slo)} if given.slo else {})}
     write_text(paths["packer.toml"], said + tomlkit.dumps(defaults), force=out.force)
     with interruptible() as stop, out.progress() as progress:
-        hour = None if observed is None else observed.hour
+        hour = None if seen is None else seen.hour
         plan = packer.recommend(fleet, profile, slo=slo, seed=given.seed, progress=progress, stop=stop, log_hour=hour)
         planned_for = []
         # The line needs a plan for the mean load, which is made only if the line is printed.
-        if observed is not None and not (out.as_json or out.quiet):
-            planned_for.append(_planned_for(observed, profile, slo, given.seed, stop))
+        if seen is not None and not (out.as_json or out.quiet):
+            planned_for.append(_planned_for(seen, profile, slo, given.seed, stop))
         if plan.status is not packer.Status.INFEASIBLE:
             write_plan(plan, paths["plan.json"], force=out.force)
             write_report(plan, paths["report.html"], curves=3, force=out.force, progress=progress)
@@ -119,15 +117,13 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     return 130 if plan.interrupted else 0
 
 
-def _planned_for(
-    observed: Observed, profile: packer.Profile, slo: packer.Slo, seed: int, stop: Callable[[], bool]
-) -> str:
+def _planned_for(seen: Observed, profile: packer.Profile, slo: packer.Slo, seed: int, stop: Callable[[], bool]) -> str:
     """Say which hour of the log the plan is for, and how many GPUs the mean load needs."""
     from packer.objectives.headroom import with_rates
 
-    text = f"Log of {observed.span}; planned for {observed.planned_for}"
-    if observed.times_mean < CLEARLY_BUSIER or stop():
+    text = f"Log of {seen.span}; planned for {seen.planned_for}"
+    if seen.times_mean < CLEARLY_BUSIER or stop():
         return f"{text}."
-    mean = with_rates(observed.fleet, observed.loads["mean"])
+    mean = with_rates(seen.fleet, seen.loads["mean"])
     plan = packer.recommend(mean, profile, slo=slo, seed=seed, verify=False, stop=stop)
     return f"{text}; at steady mean rates: {counted(plan.n_gpus, 'GPU')}."

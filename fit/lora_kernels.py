@@ -60,16 +60,14 @@ def read_lora_kernels(text: str) -> Times:
     return found
 
 
-def _add(
-    found: dict[Kernel, dict[int, float]], columns: list[str], cells: list[str], unit_ms: float, line: int
-) -> None:
+def _add(found: dict[Kernel, dict[int, float]], heads: list[str], cells: list[str], unit_ms: float, line: int) -> None:
     try:
         sizes = parse_json(cells[0])
         tokens, adapters, k, n, slices = (int(sizes[name]) for name in _SIZES)
     except (ValueError, TypeError, KeyError, OverflowError):
         rule = f"expected a size as JSON with {', '.join(_SIZES)}, got {cells[0][:80]}."
         raise FileFormatError(rule, row=line) from None
-    for column, cell in zip(columns[1:], cells[1:], strict=False):
+    for column, cell in zip(heads[1:], cells[1:], strict=False):
         operation = column.partition("(")[0]
         number = re.fullmatch(r"(?:\(! *\d+%\) *)?(\d{1,12}(?:\.\d{1,12})?)", cell)
         # the kernels that vLLM calls add to the layer's output

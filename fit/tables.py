@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray, IntArray
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import Row, csv_rows
@@ -99,8 +99,8 @@ class MeasuredRun:
 
     run_id: str
     family: str
-    rates: npt.NDArray[np.float64]
-    ranks: npt.NDArray[np.int64]
+    rates: FloatArray
+    ranks: IntArray
     max_loras: int
     max_lora_rank: int
     duration_s: float
@@ -184,7 +184,7 @@ def read_runs(
     return runs
 
 
-def _expand(row: Row, column: str) -> npt.NDArray[np.float64]:
+def _expand(row: Row, column: str) -> FloatArray:
     """ "0.1:43;0.05:42" → 43 times 0.1, then 42 times 0.05."""
     values: list[float] = []
     try:
@@ -202,7 +202,7 @@ def _expand(row: Row, column: str) -> npt.NDArray[np.float64]:
     return np.array(values)
 
 
-def _rates_by_run(folder: Path) -> dict[str, npt.NDArray[np.float64]]:
+def _rates_by_run(folder: Path) -> dict[str, FloatArray]:
     for name in ("adapters.csv.gz", "adapters.csv"):
         path = folder / name
         if path.exists():

@@ -49,9 +49,7 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
                 weight[k, s] = len(wanted & set(models.adapters)) + (1e-3 if s == k else 0.0)
     # Servers that do not fit cost more than all adapters together.
     rows, columns = linear_sum_assignment(-np.where(np.isneginf(weight), -1e9, weight))
-    found: list[dict[str, float]] = [
-        {} if isinstance(models, str) else dict.fromkeys(acting.base, 0.0) for models in seen
-    ]
+    found: list[dict[str, float]] = [{} if isinstance(each, str) else dict.fromkeys(acting.base, 0.0) for each in seen]
     for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
         if math.isinf(weight[k, s]):
             raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import registry
+from packer.arrays import BoolArray
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.evaluation import FIGURES, STARVATION_THRESHOLD, Evaluations
@@ -122,7 +122,7 @@ class Objective:
             return profile.gpu.price_per_hour or 0.0
         return float(profile.engine.gpus)
 
-    def holds(self, evaluations: Evaluations) -> npt.NDArray[np.bool_]:
+    def holds(self, evaluations: Evaluations) -> BoolArray:
         """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
         if the objective demands it. A server without requests keeps every limit.
 

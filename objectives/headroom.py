@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import IDLE_RATE
+from packer.arrays import FloatArray
 from packer.errors import FileFormatError, reader, shown
 from packer.io.files import read_text
 from packer.io.tables import by_adapter, csv_rows
@@ -61,7 +61,7 @@ class Headroom(Objective):
         return f"at {load}" if self.factor == 1.0 else f"at {self.factor:g} times {load}"
 
 
-def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
+def with_rates(workload: Workload, rates: FloatArray) -> Workload:
     """The fleet with these rates, float64 (n,), req/s, each raised to at least `IDLE_RATE`."""
     pairs = zip(workload.adapters, rates.tolist(), strict=True)
     adapters = tuple(replace(adapter, rate=max(rate, IDLE_RATE)) for adapter, rate in pairs)
@@ -69,7 +69,7 @@ def with_rates(workload: Workload, rates: npt.NDArray[np.float64]) -> Workload:
 
 
 @reader
-def read_rates(path: str, workload: Workload, *, part: bool = False) -> dict[str, npt.NDArray[np.float64]]:
+def read_rates(path: str, workload: Workload, *, part: bool = False) -> dict[str, FloatArray]:
     """Rates of the fleet by load, from a CSV file with one row per adapter and one column per load.
 
     `part`: the workload is a part of the fleet, whose other adapters have rows too.

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import Evaluation
@@ -84,9 +84,7 @@ def predict(
     return Prediction(model.name, server, figures, outside, notes, found)
 
 
-def influences(
-    predictor: LearnedPredictor, features: npt.NDArray[np.float64], kv_tokens: float
-) -> list[dict[str, Any]]:
+def influences(predictor: LearnedPredictor, features: FloatArray, kv_tokens: float) -> list[dict[str, Any]]:
     """How each of `features`, float64 (F,), changes the prediction against a typical server's, strongest first."""
     typical = np.array(predictor.model.header["medians"])
     points = np.repeat(features[None, :], len(features) + 1, axis=0)

@@ -105,9 +105,7 @@ def windows_of(schedule: Schedule) -> list[Window]:
     """The servers of a schedule, each routed as its plan says, from the start of its first period on."""
     days = schedule.periods
     first_s = days[0].start_s
-    return [
-        Window(each.start_s - first_s, each.end_s - first_s, each.plan.cluster(), numbers=each.servers) for each in days
-    ]
+    return [Window(day.start_s - first_s, day.end_s - first_s, day.plan.cluster(), numbers=day.servers) for day in days]
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:

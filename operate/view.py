@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.arrival import RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.times import DAY_S, HOUR_S, SINCE_1970_S
@@ -18,7 +18,7 @@ from packer.traces.pattern import RateTable, clock
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
-Loads = Mapping[str, npt.NDArray[np.float64]]
+Loads = Mapping[str, FloatArray]
 DEFAULT_ADAPTERS = 200  # Number of adapters to assign requests to, if a trace names none.
 DEFAULT_RANKS = (8, 16, 32)  # Ranks of such assigned adapters. Ranks of a log's own adapters are never assumed.
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY
-from packer.arrays import own
+from packer.arrays import BoolArray, FloatArray, IntArray, own
 from packer.blocks import Blocks, apart, at_rows
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS
@@ -43,14 +42,14 @@ class RequestTrace:
     `notes`: what to tell a user about how the recording was read; not in files.
     """
 
-    time_s: npt.NDArray[np.float64]
-    adapter: npt.NDArray[np.int64]
-    input_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
+    time_s: FloatArray
+    adapter: IntArray
+    input_tokens: IntArray
+    output_tokens: IntArray
     blocks: Blocks | None = field(default=None, kw_only=True)
     end_s: float | None = field(default=None, kw_only=True)
-    sessions: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
-    priority: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    sessions: IntArray | None = field(default=None, kw_only=True)
+    priority: IntArray | None = field(default=None, kw_only=True)
     step_s: float = field(default=0.0, kw_only=True)
     start_s: float = field(default=0.0, kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
@@ -83,8 +82,8 @@ class RequestTrace:
 
     @classmethod
     def unchecked(
-        cls, time_s: npt.NDArray[np.float64], adapter: npt.NDArray[np.int64],
-        input_tokens: npt.NDArray[np.int64], output_tokens: npt.NDArray[np.int64],
+        cls, time_s: FloatArray, adapter: IntArray,
+        input_tokens: IntArray, output_tokens: IntArray,
     ) -> RequestTrace:  # fmt: skip
         """A trace of simulated requests from its columns, without checks."""
         made, write = object.__new__(cls), object.__setattr__
@@ -133,7 +132,7 @@ class RequestTrace:
             return self.end_s
         return float(self.time_s[-1]) + 1.0 if len(self) else 0.0
 
-    def take(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> RequestTrace:
+    def take(self, rows: slice | IntArray | BoolArray) -> RequestTrace:
         """The requests of some rows, which must be in order of time; `end_s` is not kept."""
         return replace(self, **at_rows(self, rows), end_s=None)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray, IntArray
 from packer.errors import ValidationError
 from packer.memo import Memo
 from packer.profile import Profile
@@ -17,7 +17,7 @@ from packer.public import checked
 from packer.settings import Settings
 from packer.workload import Workload
 
-indices = Memo[tuple[int, ...], npt.NDArray[np.int64]](lambda adapters: np.array(adapters, dtype=np.int64))
+indices = Memo[tuple[int, ...], IntArray](lambda adapters: np.array(adapters, dtype=np.int64))
 """A set of adapters as an array, int64 (n,), memoised because searches try the same set with several `max_loras`."""
 
 whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)  # Shares of n adapters that send all of their requests to one bin.
@@ -94,7 +94,7 @@ class Bin:
         all_ = len(self.adapters) == len(fleet) and self.adapters == tuple(range(len(fleet)))
         return fleet if all_ and not self.is_split else fleet.subset(self.adapters, self.shares)
 
-    def rates(self, fleet: Workload) -> npt.NDArray[np.float64]:
+    def rates(self, fleet: Workload) -> FloatArray:
         """Rate of each adapter on this server, float64 (n,), req/s."""
         rates = fleet.rates[indices(self.adapters)]
         return rates * np.array(self.shares) if self.is_split else rates

@@ -42,9 +42,7 @@ def none_called(missing: Sequence[str], option: str, names: Iterable[str]) -> li
 
 def by_rank(ranks: Iterable[int]) -> str:
     """How many adapters have each rank, the largest first: "12×r32, 84×r8"; rank 0 is "base"."""
-    return ", ".join(
-        f"{count}×r{rank}" if rank else "base" for rank, count in sorted(Counter(ranks).items(), reverse=True)
-    )
+    return ", ".join(f"{n}×r{rank}" if rank else "base" for rank, n in sorted(Counter(ranks).items(), reverse=True))
 
 
 def visible(value: object) -> str:

@@ -189,9 +189,7 @@ def _placed(
     held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
     held += [{} for _ in range(servers - len(bins))]
     spread(held, made)
-    near = Nearest(
-        fleet.offered_tok_s_by_adapter, held, range(servers), fits=lambda server, _adapter: server not in full
-    )
+    near = Nearest(fleet.offered_tok_s_by_adapter, held, range(servers), fits=lambda k, _: k not in full)
     near.place_rest()
     return [made(s, own) for s, own in enumerate(near.held) if own]
 

@@ -9,9 +9,9 @@ from functools import cache, partial
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from packer.adapter import changed
+from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
@@ -45,8 +45,8 @@ def most_parts(least: int, allowed: int | None, times: int = SPARE_PARTS) -> int
 
 
 def fewest_parts(
-    loads: npt.NDArray[np.float64],
-    ranks: npt.NDArray[np.int64],
+    loads: FloatArray,
+    ranks: IntArray,
     groups: Sequence[str | None],
     holds: Callable[[int, int], bool],
     most: Callable[[int], int],

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import Float32Array
 from packer.bin import Bin
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
@@ -49,7 +49,7 @@ def late_words(kept: KeptHours, point: FrontierPoint) -> str:
     return ""
 
 
-def _when(sent_s: npt.NDArray[np.float32], fleet: Workload) -> str:
+def _when(sent_s: Float32Array, fleet: Workload) -> str:
     """In which part of the hour requests were sent; "" if they are spread over it."""
     first_s, last_s = float(sent_s.min()), float(sent_s.max())
     if starting(sent_s, fleet).all():

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.errors import IncompatibleError
 from packer.predictors.ensemble import Ensemble, TreeNode
 from packer.predictors.families import family_of
@@ -45,7 +45,7 @@ def rules_of(model: Model, output: str) -> list[LeafRule]:
     return [LeafRule(_conditions(path), words_of(model, output, leaf.value)) for path, leaf in leaves]
 
 
-def fired(model: Model, output: str, features: npt.NDArray[np.float64]) -> LeafRule:
+def fired(model: Model, output: str, features: FloatArray) -> LeafRule:
     """The rule of one output that holds for a feature row float64 (F,)."""
     node, path = trees_of(model)[output], []
     x = features.astype(np.float32)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import Adapter
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.lengths import Lengths
 from packer.predictors.bin_table import BinTable
@@ -53,10 +53,10 @@ class MeasuredScenario:
         """The whole workload on one server."""
         return Bin(tuple(range(len(self.workload))), self.settings, profile)
 
-    def features(self, profile: Profile) -> npt.NDArray[np.float64]:
+    def features(self, profile: Profile) -> FloatArray:
         """Return the features of the server, float64 (F,)."""
         table = BinTable.of([self.bin(profile)])
-        row: npt.NDArray[np.float64] = FeatureExtractor(self.workload, profile).matrix(table)[0]
+        row: FloatArray = FeatureExtractor(self.workload, profile).matrix(table)[0]
         return row
 
 
@@ -97,7 +97,7 @@ def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Measur
     return MeasuredScenario(index, "grid", group, workload, settings)
 
 
-def _space_filling(index: int, seed: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _space_filling(index: int, seed: int, rng: np.random.Generator) -> FloatArray:
     """A point of the unit cube: a Kronecker sequence (R_d, Roberts 2018), shifted by the seed, with noise."""
     root = 2.0
     for _ in range(40):
@@ -118,9 +118,7 @@ def _lengths(u: float, spread: float, kind: float, longest: float = 2048.0) -> L
     return Lengths.gamma(mean, max(cv, 0.2)) if kind < 0.6 else Lengths.lognormal(mean, cv, high=16384)
 
 
-def _mixed(
-    index: int, family: str, rng: np.random.Generator, profile: Profile, u: npt.NDArray[np.float64]
-) -> MeasuredScenario:
+def _mixed(index: int, family: str, rng: np.random.Generator, profile: Profile, u: FloatArray) -> MeasuredScenario:
     """Return a random mixture of rates, ranks and lengths, with a total rate relative to the estimated capacity."""
     large = family == "large"
     n = round(_log_between(u[0], *(LARGE if large else (1.0, LARGE[0]))))
@@ -182,7 +180,7 @@ def _rate_with_slot_wait(feature: Callable[[float, str], float], full: float, wa
     return float((low * high) ** 0.5)
 
 
-def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> FloatArray:
     """Shares of the request rate: equal, log-normal, Zipf, or a few levels."""
     if shape < 0.15:
         raw = np.ones(n)
@@ -193,11 +191,11 @@ def _weights(n: int, shape: float, spread: float, rng: np.random.Generator) -> n
     else:
         raw = np.resize([1.0, 0.5 ** (6 * spread), 0.5 ** (9 * spread)], n)
     rng.shuffle(raw)
-    share: npt.NDArray[np.float64] = raw / raw.sum()
+    share: FloatArray = raw / raw.sum()
     return share
 
 
-def _rank_mix(u: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _rank_mix(u: float, rng: np.random.Generator) -> FloatArray:
     if u < 0.4:
         mix = np.zeros(len(RANKS))
         mix[min(len(RANKS) - 1, int(u / 0.08))] = 1.0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import InputError
 from packer.evaluation import mean_of
@@ -39,7 +37,7 @@ def milliseconds(value: float | None) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms"
 
 
-def slowest(values_ms: npt.NDArray[np.float64]) -> str:
+def slowest(values_ms: FloatArray) -> str:
     """The largest latency that is known."""
     return milliseconds(max((value for value in values_ms.tolist() if math.isfinite(value)), default=None))
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.plan import Plan
@@ -35,10 +35,10 @@ class GrowthCurves:
 
     predictor: str
     gpus: tuple[int, ...]
-    served: npt.NDArray[np.float64]
-    mean_ttft_ms: npt.NDArray[np.float64]
-    mean_itl_ms: npt.NDArray[np.float64]
-    holds: npt.NDArray[np.bool_]
+    served: FloatArray
+    mean_ttft_ms: FloatArray
+    mean_itl_ms: FloatArray
+    holds: BoolArray
 
     def breaks_at(self, row: int) -> int | None:
         """Index of the first factor at which the `row`-th server starves or does not start; None if it never does."""
@@ -59,7 +59,7 @@ class GrowthCurves:
             self._chart("Mean ITL", "ms", self.mean_itl_ms[:shown], first),
         ]
 
-    def _chart(self, title: str, unit: str, values: npt.NDArray[np.float64], marks: list[Mark]) -> Chart:
+    def _chart(self, title: str, unit: str, values: FloatArray, marks: list[Mark]) -> Chart:
         many = len(self.gpus) > MANY
         series: list[Line | Scatter] = []
         ends: list[tuple[float, float, str]] = []

@@ -229,21 +229,19 @@ class Evaluator:
         return found.feasible if self.objective is None else self.objective.holds(found)
 
 
-def _of_profiles(
-    predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
-) -> Evaluations:
+def _of_profiles(predictors: _ByProfile, fleet: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
     """Each bin evaluated by the predictor of its profile; one row per bin, in order."""
     if len(predictors) == 1:
         (only,) = predictors.values()
-        return only.evaluate(workload, bins, factors)
+        return only.evaluate(fleet, bins, factors)
     kinds = profiles_of(bins)
     if len(kinds) == 1:
-        return predictors[kinds[0]].evaluate(workload, bins, factors)
+        return predictors[kinds[0]].evaluate(fleet, bins, factors)
     scale = np.broadcast_to(np.asarray(factors, dtype=np.float64), len(bins))
     rows: dict[int, Evaluation] = {}
     for profile in kinds:
         mine = [k for k, item in enumerate(bins) if item.profile == profile]
-        found = predictors[profile].evaluate(workload, [bins[k] for k in mine], scale[mine])
+        found = predictors[profile].evaluate(fleet, [bins[k] for k in mine], scale[mine])
         rows |= zip(mine, found, strict=True)
     return Evaluations.of([rows[k] for k in range(len(bins))])
 
@@ -304,14 +302,12 @@ def margins_for(
     return {each: rate_margin_for(each, confidence=confidence, margin=own[each]) for each in profiles}
 
 
-def raised_words(
-    margins: Mapping[Profile, float], bins: Sequence[Bin], largest: float | None = None
-) -> tuple[str, ...]:
-    """A sentence with the margin of each kind of server in `bins`; () if no two differ. `largest`: the largest of them
+def raised_words(margins: Mapping[Profile, float], bins: Sequence[Bin], most: float | None = None) -> tuple[str, ...]:
+    """A sentence with the margin of each kind of server in `bins`; () if no two differ. `most`: the largest of them
     after repairs, which raise all of them alike; None: as in `margins`."""
     used = {item.profile: margins[item.profile] for item in bins}
     if len(set(used.values())) < 2:
         return ()
-    more = 0.0 if largest is None else largest - max(used.values())
+    more = 0.0 if most is None else most - max(used.values())
     each = (f"{100 * (margin + more):.3g} % on {profile.name}" for profile, margin in used.items())
     return (f"Rates are raised by {listed(each)}.",)

@@ -53,12 +53,10 @@ class Marks:
         """Return which requests share prefixes, as prefix caching takes it; None: no two."""
         if self.prefix_ids is not None:
             return content_of_prefixes(self.adapter, self.prefix_ids, BLOCK_TOKENS)
-        blocks = self.blocks
-        if blocks is None and self.sessions is not None:
-            blocks = blocks_of_sessions(
-                self.sessions, self.adapter, self.input_tokens, self.output_tokens, BLOCK_TOKENS
-            )
-        return None if blocks is None else content_of_blocks(self.adapter, blocks)
+        found = self.blocks
+        if found is None and self.sessions is not None:
+            found = blocks_of_sessions(self.sessions, self.adapter, self.input_tokens, self.output_tokens, BLOCK_TOKENS)
+        return None if found is None else content_of_blocks(self.adapter, found)
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
@@ -149,14 +147,12 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
     """Draw marks without prefixes, or take the marks of a replayed trace."""
     trace = workload.arrivals.trace
     if trace is not None:
-        blocks = trace.blocks
-        if blocks is not None and n < len(trace):
-            blocks = blocks.take(slice(n))
+        ids = trace.blocks
+        if ids is not None and n < len(trace):
+            ids = ids.take(slice(n))
         priority = None if trace.priority is None else trace.priority[:n]
         sessions = None if trace.sessions is None else trace.sessions[:n]
-        return Marks(
-            trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], blocks, None, priority, sessions
-        )
+        return Marks(trace.adapter[:n], trace.input_tokens[:n], trace.output_tokens[:n], ids, None, priority, sessions)
     own = [own_lengths(workload, side) for side in SIDES]
     if adapter is not None:
         return _marks(workload, own, adapter[:n], seed)

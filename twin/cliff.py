@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.search import reach
@@ -140,7 +140,7 @@ def _level(factor: float) -> int:
     return round(math.log(factor) / math.log(STEP))
 
 
-def _quantile(thresholds: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+def _quantile(thresholds: FloatArray) -> tuple[float, float, float]:
     """Return the factor below which a further threshold lies with `PROBABILITY`, and the quantile's 95 % interval.
     `thresholds` (n,): logarithms, n >= 2. By Student's predictive distribution; the interval by the noncentral t
     distribution (G. J. Hahn and W. Q. Meeker, Statistical Intervals, 1991, section 4.4)."""

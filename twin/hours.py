@@ -11,9 +11,9 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import seeds
+from packer.arrays import Float32Array
 from packer.bin import Bin
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
@@ -58,8 +58,8 @@ class ServerHour:
     used: float
     adapters: AdapterFigures
     slowest_ms: float
-    ttft_ms: npt.NDArray[np.float32] | None
-    late: npt.NDArray[np.float32]
+    ttft_ms: Float32Array | None
+    late: Float32Array
     holds: tuple[bool, bool, bool]
     short_of_cache: bool = False
 
@@ -145,11 +145,9 @@ class Hours:
         """Whether an hour is stored, or known to use more than `most` of its limits."""
         return key in self._stored or (most is not None and key in self._broken and self._broken[key][1].most >= most)
 
-    def _simulate(
-        self, missing: Mapping[Any, tuple[Job, float | None]], then: Sequence[tuple[Job, float]] = ()
-    ) -> None:
+    def _simulate(self, asked: Mapping[Any, tuple[Job, float | None]], then: Sequence[tuple[Job, float]] = ()) -> None:
         begun = {}
-        for key, (job, most) in missing.items():
+        for key, (job, most) in asked.items():
             with self._lock:
                 _, future = self._ahead.pop((key, most), (None, None))
             # A task that was begun ahead and still waits is begun anew, before all that nobody waits for.
@@ -161,9 +159,9 @@ class Hours:
             for key, future in begun.items():
                 found = future.result()
                 if isinstance(found, BrokenError):
-                    self._broken[key] = missing[key][0][1], found
+                    self._broken[key] = asked[key][0][1], found
                 else:
-                    self._stored[key] = missing[key][0][1], found
+                    self._stored[key] = asked[key][0][1], found
                     self._sizes[key] = 0 if found.ttft_ms is None else found.ttft_ms.size
         finally:  # an error or an interrupt leaves nothing to begin
             for future in begun.values():

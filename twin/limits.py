@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from packer.arrays import FloatArray
+from packer.arrays import BoolArray, FloatArray
 from packer.checks import slot_rank_for
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
@@ -86,7 +86,7 @@ def client_limit(sim: Run) -> Limit | None:
     return Limit("client", 1.0, usage, f"a higher {name}")
 
 
-def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> npt.NDArray[np.bool_]:
+def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> BoolArray:
     """Which requests, by `sent_s`, are late because a server had just started; none if rates change."""
     steady = fleet.arrivals.kind in ("poisson", "lognormal")
     return np.asarray((sent_s < START_S) & steady)

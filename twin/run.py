@@ -192,7 +192,7 @@ class Run:
     e2e_ms = cached_property(lambda self: (self.raw.finish_s - self.raw.requests.time_s)[self._completed] * 1e3)
     """Time from sending to the last token of each completed request, ms, float64 (completed,)."""
 
-    def requests_ms(self, what: str) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+    def requests_ms(self, what: str) -> tuple[FloatArray, IntArray]:
         """Return "ttft", "e2e" or (of two tokens and more) "tpot" of completed requests, ms, and their adapters."""
         owners = self.owners
         if what == "tpot":

@@ -327,14 +327,12 @@ class Server:
             state.means, requests, None if tuning is None else tuning.job, self._found(state, pool, taken),
         )  # fmt: skip
 
-    def _found(
-        self, state: rows.ServerState, pool: Pool | None, taken: slice | npt.NDArray[np.intp]
-    ) -> IntArray | None:
+    def _found(self, state: rows.ServerState, pool: Pool | None, at: slice | npt.NDArray[np.intp]) -> IntArray | None:
         if not self.rules().prefix_caching:
             return None
         if pool is not None:
-            return pool.found[taken].astype(np.int64)
-        return np.where(np.isnan(state.requests["first_s"][taken]), -1, 0)
+            return pool.found[at].astype(np.int64)
+        return np.where(np.isnan(state.requests["first_s"][at]), -1, 0)
 
 
 def unlike_vllm(workload: Workload, profile: Profile) -> str:

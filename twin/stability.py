@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import BoolArray, FloatArray
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from packer.arrival import RequestTrace
     from packer.profile import Profile
     from packer.twin.run import Run
@@ -58,7 +56,7 @@ def served_of_due(sim: Run) -> float:
 
 
 def due_share(
-    requests: RequestTrace, finished: npt.NDArray[np.bool_], duration_s: float, mean_tpot_ms: float,
+    requests: RequestTrace, finished: BoolArray, duration_s: float, mean_tpot_ms: float,
     refused_tokens: float = 0.0,
 ) -> float:  # fmt: skip
     """Tokens completed / tokens due, over requests that had enough time for their output once they ran.

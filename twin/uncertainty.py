@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
+from packer.arrays import FloatArray
 from packer.io.frames import pl
 from packer.progress import Progress, silent
 from packer.twin.run import Run
@@ -43,7 +43,7 @@ class Interval(NamedTuple):
     runs: int
 
 
-def interval(values: npt.NDArray[np.float64]) -> Interval:
+def interval(values: FloatArray) -> Interval:
     """Return the interval of the mean of these values, with 95 % confidence; values that are not finite are ignored."""
     from scipy.special import stdtrit
 
@@ -56,7 +56,7 @@ def interval(values: npt.NDArray[np.float64]) -> Interval:
     return Interval(mean, mean - half, mean + half, sd, n)
 
 
-def interval_of(metric: str, values: npt.NDArray[np.float64]) -> Interval:
+def interval_of(metric: str, values: FloatArray) -> Interval:
     """Return the interval of the mean of a metric, within the values that it may have."""
     found = interval(values)
     if found.low is not None and not (values < 0.0).any():  # counts and times are not negative

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
+from packer.arrays import BoolArray
 from packer.bin import Bin
 from packer.errors import FileFormatError, located, reader
 from packer.evaluation import FIGURES, FLAGS, WHOLE_GOAL, AdapterFigures, Evaluation, Evaluations
@@ -300,7 +300,7 @@ def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
     return parse(Evaluation, figures, f"gpus.{k}.evaluation")
 
 
-def _adapters(file: PlanFile, unplaced: npt.NDArray[np.bool_]) -> AdapterFigures | None:
+def _adapters(file: PlanFile, unplaced: BoolArray) -> AdapterFigures | None:
     """Figures of each adapter; null becomes NaN. A placed adapter without a share of its limits is on a server that
     starves, queues or does not start: the share is infinite. `unplaced`: whether an adapter has no server, bool
     (n,)."""

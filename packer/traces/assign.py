@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_RANK, Adapter
+from packer.arrays import FloatArray
 from packer.errors import ValidationError, reader, shown
 from packer.lengths import Lengths
 from packer.sessions import Sessions
@@ -24,10 +24,10 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 DEFAULT_EXPONENT = 1.2  # With 200 adapters, 20 % of them get about 80 % of the requests, as in measured fleets.
 
 
-def popularity(n: int, exponent: float) -> npt.NDArray[np.float64]:
+def popularity(n: int, exponent: float) -> FloatArray:
     """Share of the requests of each of n adapters, float64 (n,): proportional to k^−exponent, k = 1 … n."""
     weights = np.arange(1, n + 1, dtype=np.float64) ** -checks.real("exponent", exponent, low=0.0, high=20.0)
-    share: npt.NDArray[np.float64] = weights / weights.sum()
+    share: FloatArray = weights / weights.sum()
     return share
 
 

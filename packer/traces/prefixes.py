@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.blocks import Blocks
 from packer.lengths import MAX_TOKENS, Lengths, normal_grid
 from packer.search import fewest
@@ -72,7 +71,7 @@ def conversations(trace: Trace) -> tuple[IntArray, IntArray]:
     return session, np.minimum(hits * size, trace.input_tokens - 1)
 
 
-def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> npt.NDArray[np.bool_]:
+def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> BoolArray:
     """Which blocks are shared by several sessions: a later block on their path has more than `MOST_WAYS` successors.
     `of`, `place`: int64 (ids,), the request of each block, and the position of the block in the request."""
     _, kind = np.unique(blocks.ids, return_inverse=True)
@@ -140,7 +139,7 @@ def first_turns(trace: Trace) -> Trace:
     return trace if session is None else trace.take(np.flatnonzero(_turns(trace, session).first))
 
 
-def _spread(trace: Trace, rows: Sequence[IntArray], first: npt.NDArray[np.bool_]) -> float:
+def _spread(trace: Trace, rows: Sequence[IntArray], first: BoolArray) -> float:
     """Coefficient of variation of the lengths of first prompts within adapters."""
     own = [trace.input_tokens[mine[first[mine]]] for mine in rows]
     parts = np.concatenate([each / each.mean() - 1.0 for each in own])
@@ -151,7 +150,7 @@ def _spread(trace: Trace, rows: Sequence[IntArray], first: npt.NDArray[np.bool_]
 class _Turns:
     """Turns of sessions. `first`: whether a request is a first turn (n,); `thought_s`: think time before it (n,)."""
 
-    first: npt.NDArray[np.bool_]
+    first: BoolArray
     thought_s: FloatArray
 
     def of(self, rows: IntArray) -> Sessions | None:

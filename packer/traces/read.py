@@ -12,10 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK
+from packer.arrays import FloatArray
 from packer.blocks import Blocks
 from packer.errors import FileFormatError, located, reader, shown
 from packer.io.documents import json_lines
@@ -183,11 +183,11 @@ def _fast(frame: pl.DataFrame, kind: TraceFormat, header: int) -> Requests | Non
     return pl.DataFrame(columns), {"start_s": times[1]}
 
 
-def _fast_times(column: pl.Series, unit_s: float) -> tuple[npt.NDArray[np.float64], float] | None:
+def _fast_times(column: pl.Series, unit_s: float) -> tuple[FloatArray, float] | None:
     """Times and their origin, s; None if some cell must be read by `_slow`."""
     numbers = column.cast(pl.Float64, strict=False)
     if not numbers.null_count():
-        times: npt.NDArray[np.float64] = numbers.to_numpy()
+        times: FloatArray = numbers.to_numpy()
         # Times in several units are read cell by cell.
         units = {unit_of(float(edge(times)), unit_s) for edge in (np.min, np.max)} if len(times) else {1.0}
         times = times * min(units)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer import checks
 from packer.twin.cluster.caching import LRU, Move
 
@@ -31,7 +31,7 @@ class TopK:
     k: int = 8
     period_s: float = 45.0
     weight: float = 0.5
-    _demand: npt.NDArray[np.float64] = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
+    _demand: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
     _kept: frozenset[int] = field(init=False, repr=False, default=frozenset())
 
     def __post_init__(self) -> None:

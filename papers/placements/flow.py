@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.solvers.backbone import backbone_tok_s
 from packer.solvers.base import Problem, Solution
 from packer.solvers.slots import SlotSearch
@@ -46,9 +46,7 @@ class Flow:
         return Solution(tuple(slots.make(part, len(part), shares=share) for part, share in pairs))
 
 
-def _round(
-    problem: Problem, units: list[int], busy: npt.NDArray[np.float64], parts: list[list[int]]
-) -> list[tuple[int, int]]:
+def _round(problem: Problem, units: list[int], busy: FloatArray, parts: list[list[int]]) -> list[tuple[int, int]]:
     """(adapter, GPU) for each unit of a round, by an assignment: the flow if each GPU takes one unit."""
     from scipy.optimize import linear_sum_assignment
 

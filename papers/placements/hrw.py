@@ -35,10 +35,8 @@ class HrwPlacement:
         used = np.zeros(n)
         for i, name in enumerate(problem.workload.names):
             ranking = np.argsort(-scores(name, n).astype(np.int64), kind="stable").tolist()
-            fitting = (
-                k for k in ranking if len(parts[k]) < MAX_LORAS_CANDIDATES[-1] and used[k] + loads[i] <= capacity
-            )
-            k = next(fitting, ranking[0])
+            fits = (k for k in ranking if len(parts[k]) < MAX_LORAS_CANDIDATES[-1] and used[k] + loads[i] <= capacity)
+            k = next(fits, ranking[0])
             parts[k].append(i)
             used[k] += loads[i]
         slots = SlotSearch(problem)

@@ -39,11 +39,9 @@ def cheapest_cover(kinds: Sequence[Feasibility], prices: FloatArray, *, most: in
         return None
     held = [rows[kind.evaluate(rows)] for kind in kinds]
     owner = np.repeat(np.arange(len(kinds)), [len(each) for each in held])
-    every = np.concatenate(held)
-    use, proven = solve_integer(
-        every, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True
-    )
-    return None if use is None else Cover(np.repeat(every, use, axis=0), np.repeat(owner, use), proven)
+    bins = np.concatenate(held)
+    use, proven = solve_integer(bins, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True)
+    return None if use is None else Cover(np.repeat(bins, use, axis=0), np.repeat(owner, use), proven)
 
 
 @dataclass(frozen=True)

@@ -303,11 +303,9 @@ class ExactSearch:
     @property
     def _dominance(self) -> str:
         """The assumption behind an exhaustive search over classes, in words."""
-        feasibility = self.feasibility
-        failed = f", which {feasibility.violations} of {feasibility.checks} checks contradict"
-        return "as a bin at least as heavy as an infeasible one is infeasible" + (
-            failed if feasibility.violations else ""
-        )
+        found = self.feasibility
+        failed = f", which {found.violations} of {found.checks} checks contradict"
+        return "as a bin at least as heavy as an infeasible one is infeasible" + (failed if found.violations else "")
 
     def _argument(self, evaluated: int, *, exhaustive: bool) -> str:
         """Why the weights give a bound, in words; `evaluated`: number of bins evaluated beyond the bound."""

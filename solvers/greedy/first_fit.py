@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import IntArray
 from packer.bin import Bin, indices
 from packer.checks import slot_rank_for
 from packer.profile import Profile
@@ -27,7 +27,7 @@ _GUESS_SLACK = 1.0 + 1e-9  # equal loads stay equal, in whatever order they are 
 class FirstFit:
     """Pack a fleet in a given order into `bins`; `left`: the unplaced adapters, `reasons`: why."""
 
-    def __init__(self, problem: Problem, order: npt.NDArray[np.int64]) -> None:
+    def __init__(self, problem: Problem, order: IntArray) -> None:
         self.problem = problem
         self.slots = SlotSearch(problem)
         self.queue = order

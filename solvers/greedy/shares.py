@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.solvers.base import Problem
 
@@ -79,7 +79,7 @@ def _with_share(item: Bin, adapter: int, change: float) -> Bin | None:
     return replace(item, shares=tuple(shares.values()))
 
 
-def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def filled(others: FloatArray) -> FloatArray:
     """Shares, sum 1, each at least `_LEAST` (see there), that raise the loads of the servers to one level.
 
     Water-filling: the fewest least loaded servers whose missing load adds up to 1 reach the level.
@@ -91,6 +91,6 @@ def filled(others: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     levels = (free + np.cumsum(order)) / np.arange(1, len(order) + 1)
     # With the k least loaded servers at one level, that level must be above the load of each of them.
     level = levels[np.flatnonzero(levels > order)[-1]]
-    parts: npt.NDArray[np.float64] = np.maximum(0.0, level - others) + least
+    parts: FloatArray = np.maximum(0.0, level - others) + least
     parts /= parts.sum()
     return parts

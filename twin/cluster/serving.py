@@ -66,9 +66,7 @@ class Serving:
         self._index = {name: i for i, name in enumerate(workload.names)}
         self._shares: list[dict[int, float]] | None = None
         if cluster.placement is not None:
-            self._shares = [
-                {self._index[name]: share for name, share in placed.items()} for placed in cluster.placement
-            ]
+            self._shares = [{self._index[name]: share for name, share in held.items()} for held in cluster.placement]
         self.on: BoolArray = np.ones(len(cluster), dtype=np.bool_)
         self._queue: list[tuple[float, int, Change | tuple[int, ...]]] = []
         self._order = itertools.count()

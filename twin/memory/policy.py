@@ -109,13 +109,9 @@ def memory_policy(profile: Profile) -> MemoryPolicy:
     return _POLICIES[profile.memory.policy]
 
 
-def kv_cache_tokens_many(
-    profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike
-) -> npt.NDArray[np.float64]:
+def kv_cache_tokens_many(profile: Profile, max_loras: npt.ArrayLike, max_lora_rank: npt.ArrayLike) -> FloatArray:
     """KV tokens of many servers, float64, broadcast shape; negative if the adapters alone don't fit."""
-    loras, rank = np.broadcast_arrays(
-        np.asarray(max_loras, dtype=np.float64), np.asarray(max_lora_rank, dtype=np.float64)
-    )
+    loras, rank = np.broadcast_arrays(np.asarray(max_loras, np.float64), np.asarray(max_lora_rank, np.float64))
     tokens = memory_policy(profile).kv_tokens(profile, loras, rank)
     drafts, own = profile.engine.speculation, profile.model.kv_bytes_per_token
     if drafts is not None:  # the drafter's KV cache holds the same number of tokens

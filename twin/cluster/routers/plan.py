@@ -31,13 +31,11 @@ class PlanRouter:
 
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """Return the server of each request by the placement's shares."""
-        servers = np.empty(len(adapter), dtype=np.int64)
+        out = np.empty(len(adapter), dtype=np.int64)
         most = int(np.diff(candidates.start).max())
         credit = np.zeros((len(workload), most))
-        _weighted_turns(
-            adapter, candidates.group, candidates.start, candidates.server, candidates.share, credit, servers
-        )
-        return servers
+        _weighted_turns(adapter, candidates.group, candidates.start, candidates.server, candidates.share, credit, out)
+        return out
 
 
 @njit(**ENGINE_FLAGS)
