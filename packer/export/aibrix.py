@@ -1,6 +1,6 @@
 """AIBrix: the servers as Kubernetes resources without adapters, and a ModelAdapter for each adapter.
 
-model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.7: an adapter is loaded on every pod that `spec.podSelector.matchLabels`
+model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.8: an adapter is loaded on every pod that `spec.podSelector.matchLabels`
 selects (`matchExpressions` are not read). The servers of a replicated adapter have a label with their names, so that
 no pod starts again where other adapters get other servers. `spec.replicas` is left out: AIBrix only accepts 1.
 AIBrix serves an adapter under the name of its resource, which must be a DNS label. The annotation

@@ -94,6 +94,7 @@ def export_plan(
     numbers: Sequence[int] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Files of a format, by name, with the main file first. Files from plans with doubtful profiles carry a comment.
+    Files that would be empty are left out: a plan of requests to the base model alone has no adapters to load.
 
     `stack_version`: version of the stack that the files are for; None: not checked.
     `numbers`: numbers of the servers in names and addresses, as `Period.servers` of a schedule; None: from 0.
@@ -120,7 +121,7 @@ def export_plan(
         _check_engine(plan, format_name)
     if kind.image:
         check_image((item.profile.gpu.name for item in plan.bins), chosen.image)
-    files = kind.render(found, chosen)
+    files = {name: text for name, text in kind.render(found, chosen).items() if text}
     if kind.pods:
         check_pods(found, chosen)
     estimates = dict.fromkeys(item.profile.label for item in plan.bins if item.profile.doubts)

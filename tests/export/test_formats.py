@@ -12,12 +12,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
 from packer.export import quoting
 from packer.export.formats import FORMATS, export_plan
 from packer.export.servers import Options
 from packer.export.sources import parsed, read_sources
 from packer.plan import Plan, Status
+from packer.workload import Workload
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=40)
 tricky = st.text(st.sampled_from("$\\{}'\"` ;#:-,*&!%@<>|[]()~=.aA1\u2028\u202e"), min_size=1, max_size=12)
@@ -53,6 +55,17 @@ def test_output_is_ascii_and_reproducible(
         assert text.isascii()
         assert all(sign.isprintable() or sign == "\n" for sign in text)
     assert files == exported(hostile_plan, name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_requests_to_the_base_model_alone_give_no_empty_file(
+    toy_plan: Callable[..., Plan], exported: Callable[[Plan, str], dict[str, str]], name: str
+) -> None:
+    """An empty file says nothing, and kubectl refuses it: without adapters the servers' file comes first."""
+    plan = toy_plan(["base"], gpus=1)
+    model = plan.bins[0].profile.model
+    fleet = Workload([Adapter(model.repository or model.name, 0, 1.0)])
+    assert all(exported(dataclasses.replace(plan, workload=fleet), name).values())
 
 
 @pytest.mark.parametrize("name", FORMATS)

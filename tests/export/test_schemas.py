@@ -344,7 +344,7 @@ def test_formats_say_which_versions_they_fit(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "version", "message"),
     [
-        ("aibrix", "0.4.1", "Expected AIBrix 0.5 to 0.7, .* got AIBrix 0.4.1"),
+        ("aibrix", "0.4.1", "Expected AIBrix 0.5 to 0.8, .* got AIBrix 0.4.1"),
         ("aibrix", "1.0", "got AIBrix 1.0"),
         ("kserve", "v0.19.0", "Expected KServe 0.20, "),
         ("k8s", "1.30", "Kubernetes 1.31 and later"),
