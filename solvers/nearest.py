@@ -139,8 +139,7 @@ class Nearest:
             elif abs(total - 1.0) > 1e-9:
                 for s, share in own.items():
                     self.held[s][a] = share / total if total else 1.0 / len(own)
-        used, order = self.used().tolist(), self.order
-        kinds = [{order[a] for a, share in own.items() if share} for own in self.held]
+        used, order, kinds = self.used().tolist(), self.order, self._kinds()
         for a in sorted(rest, key=lambda a: -self.load[a]):
             near = {s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]) for s in self.serving}
             rising = sorted(near, key=lambda s: near[s])
@@ -157,6 +156,10 @@ class Nearest:
             used[s] += self.load[a]
             self._load(s, a)
             self.held[s][a] = 1.0
+
+    def _kinds(self) -> list[set[int]]:
+        """Places of the limits of the adapters with requests on each server (`order`)."""
+        return [{self.order[a] for a, share in own.items() if share} for own in self.held]
 
     def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
         """Move load from the server with the largest used share to the one with the least, until no share is above
@@ -192,13 +195,15 @@ class Nearest:
             used[t] += given
 
     def empty(self, s: int, caps: FloatArray) -> bool:
-        """Move a server's adapters to copies, else to the least used server that takes them; False: nothing changed."""
+        """Move a server's adapters to copies, else to the least used of the servers with the nearest limits that take
+        them; False: nothing changed."""
         before, loads, unloads = [dict(own) for own in self.held], len(self.loads), len(self.unloads)
         serving, others = self.serving, [t for t in self.serving if t != s]
-        self.serving, used = others, self.used()
+        self.serving, used, kinds = others, self.used(), self._kinds()
         for a, share in sorted(before[s].items(), key=lambda item: (-self.load[item[0]] * item[1], item[0])):
             copies = any(a in self.held[t] for t in others)
-            rising = sorted(others, key=lambda t: ((t, a) in self.refused, used[t] / caps[t]))
+            near = {t: ((t, a) in self.refused, *nearness(self.order[a], kinds[t]), used[t] / caps[t]) for t in others}
+            rising = sorted(others, key=lambda t: near[t])
             t = next((t for t in rising if a in self.held[t] or (not copies and self._takes(t, a))), None)
             if t is None:
                 self.held, self.serving = before, serving

@@ -124,3 +124,10 @@ def test_shares_that_come_together_are_no_more_than_the_whole(parts: list[float]
     assert near.held[-1][0] <= 1.0
     assert abs(near.held[-1][0] - 1.0) < 1e-9
     assert type(near.held[-1][0]) is float
+
+
+def test_an_emptied_server_keeps_limits_apart() -> None:
+    """Its adapters go to the server with the nearest limits, as those of a lost one, though another has less load."""
+    near = Nearest(np.array([1.0, 5.0, 1.0]), [{0: 1.0}, {1: 1.0}, {2: 1.0}], [0, 1, 2], order=[1, 1, 0])
+    assert near.empty(0, np.ones(3))
+    assert near.held == [{}, {1: 1.0, 0: 1.0}, {2: 1.0}]
