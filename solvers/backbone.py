@@ -45,7 +45,7 @@ def without_adapters(profile: Profile) -> Profile:
         profile, name=f"{profile.name} without adapters", loading=LoadingSpec(),
         latency=replace(profile.latency, coefficients=coefficients),
         memory=replace(profile.memory, slot_bytes=0.0, slot_bytes_per_rank=0.0, measured=()),
-        frontend=replace(profile.frontend, first_use_ms=0.0),
+        frontend=replace(profile.frontend, first_use_ms=0.0, request_ms=0.0),  # requests that only wait cost it, too
     )  # fmt: skip
 
 

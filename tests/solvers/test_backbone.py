@@ -74,6 +74,18 @@ def test_the_overload_is_one_of_requests_as_a_server_takes_them(lengths: tuple[i
     assert load_bound(asked.scaled(served / asked.rate), profile, 0.0, stable=True) == 1
 
 
+def test_requests_that_only_wait_take_nothing_from_those_served() -> None:
+    """Where answers are short, the front end of an overloaded server is busy with requests that it never serves: the
+    load of a server that keeps up takes one server, and such a server carries no more than the overloaded one."""
+    profile = load_profile(LLAMA)
+    fleet = Workload([Adapter("a0", 8, 64.0)], Lengths.constant(50), Lengths.constant(200))
+    found = simulate(fleet, profile, max_loras=1, max_lora_rank=8, duration_s=300.0)
+    assert found.stable
+    assert found.served_share > 0.95
+    assert load_bound(fleet, profile, 0.0, stable=True) == 1
+    assert load_bound(fleet.scaled(2.0), profile, 0.0, stable=True) == 2
+
+
 @pytest.mark.parametrize(("drafts", "acceptance"), [(3, 1.0), (3, 0.5), (8, 0.9), (1, 0.0)])
 @pytest.mark.parametrize("lengths", [(3000, 1000), (200, 800)])
 @pytest.mark.parametrize("own", [(None,), (0.1, 1.0)])
