@@ -40,13 +40,15 @@ without prefills differ too much for their mean to represent them."""
 
 class Steady(NamedTuple):
     """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms.
-    `seen`: requests decoding in the steps of a request, its own included: no step is without any."""
+    `seen`: requests decoding in the steps of a request, its own included: no step is without any. `spread`: variances
+    of the tokens of prompts and outputs; 0 if the file does not say them."""
 
     batch: float
     prompt: float
     output: float
     itl_ms: float
     seen: float
+    spread: tuple[float, float] = (0.0, 0.0)
 
     @property
     def step_tokens(self) -> float:
@@ -74,6 +76,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
 
     The factor is the geometric mean over the runs. A prompt is computed in one step together with the decodes. Its
     tokens beyond the ridge and its attended tokens (half its length each) count by the share of steps with a prompt.
+    A long output is decoded in more steps, so that the mean context of a step grows with the spread of lengths.
 
     `estimate`: an uncalibrated profile. `runs`: runs near the token budget of a step are left out.
     Raises `IncompatibleError`: the profile is calibrated, or its law is not the linear one; `ModelError`: all runs
@@ -90,11 +93,13 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
             f"Expected a run with at most {budget:,.0f} tokens in a mean step (half of max_num_batched_tokens), got "
             f"{len(runs)} with {min(run.step_tokens for run in runs):,.0f} and more: measure at lower rates."
         )
-    batch, prompt, output, itl_ms, seen = np.array(light).T
+    batch, prompt, output, itl_ms, seen = np.array([run[:5] for run in light]).T
+    prompt_var, output_var = np.array([run.spread for run in light]).T
     starts = batch / output
     features = linear_features(
-        decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * (prompt + output / 2.0),
-        graph_max_tokens=law.graph_max_tokens, attended=starts * prompt**2 / 2.0, expert_share=law.expert_share,
+        decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * (prompt + (output + output_var / output) / 2.0),
+        graph_max_tokens=law.graph_max_tokens, attended=starts * (prompt**2 + prompt_var) / 2.0,
+        expert_share=law.expert_share,
     )  # fmt: skip
     # terms that are not linear in the tokens are averaged over steps with and without a prompt
     ridge = law.ridge_tokens or np.inf
@@ -168,7 +173,11 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 }
                 # Requests at a constant rate find no more than the mean batch with themselves.
                 at_random = any(_at(each, key, "strategy", "type_") == "poisson" for key in ("config", "args"))
-                yield found | ({"most": math.inf} if at_random else {})
+                spread = {
+                    f"{key}_var": _number(_at(each, "metrics", FIGURES[key]["guidellm"], "successful", "variance"))
+                    for key in ("prompt", "output")
+                }
+                yield found | spread | ({"most": math.inf} if at_random else {})
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in UNSTEADY.items():
                 if document.get(key) is not None:
@@ -181,6 +190,8 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 # figures that --percentile-metrics does not name are not written
                 "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
                 "most": math.inf if (most := document.get("max_concurrency")) is None else _number(most),
+                "prompt_var": _variance(document.get("input_lens")),
+                "output_var": _variance(document.get("output_lens")),
             }
         else:
             raise FileFormatError(f"{_EXPECTED}, got {shown(document)}.")
@@ -214,7 +225,14 @@ def _number(value: Any) -> float:
     return float(value) if known and abs(value) < 1e300 else math.nan
 
 
+def _variance(lengths: Any) -> float:
+    """Variance of the lengths of answered requests, which `--save-detailed` records; NaN without them."""
+    found = [_number(each) for each in lengths if each] if isinstance(lengths, list) else []
+    return float(np.var(found)) if found else math.nan
+
+
 def _steady(values: dict[str, float], run: int) -> Steady:
+    spread = [max(0.0, np.nan_to_num(values.pop(f"{key}_var", 0.0))) for key in ("prompt", "output")]
     most = values.pop("most", 0.0)  # open requests; infinite: no limit, 0: not known
     missing = [name for name, value in values.items() if not 0.0 < value < 1e12]
     if missing or values["output"] < 2.0:
@@ -223,7 +241,7 @@ def _steady(values: dict[str, float], run: int) -> Steady:
     rate, prompt, output, itl_ms = (values[name] for name in FIGURES)
     batch = rate * (output - 1.0) * itl_ms * 1e-3
     # A request that comes at a random time finds the mean batch, and adds itself.
-    return Steady(batch, prompt, output, itl_ms, max(1.0, batch, min(batch + 1.0, most)))
+    return Steady(batch, prompt, output, itl_ms, max(1.0, batch, min(batch + 1.0, most)), (spread[0], spread[1]))
 
 
 _EXPECTED = (
