@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from packer.bin import Bin
-from packer.evaluation import STARVATION_THRESHOLD, Evaluation, Evaluations
+from packer.evaluation import STARVATION_THRESHOLD, Evaluations
 from packer.objectives.base import Objective
 from packer.objectives.gpus import Gpus
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
-from packer.testing.analytic import closed_form, small_profile
+from packer.testing.analytic import small_profile
 from packer.workload import Workload
 
 
@@ -50,28 +51,33 @@ class MonotonePredictor:
     name = "monotone"
     monotone = True
 
+    def capacities(self, bins: Sequence[Bin]) -> npt.NDArray[np.float64] | float:
+        """What each server could serve without adapters, tok/s, float64 (n,)."""
+        return self.capacity_tok_s
+
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Evaluate each bin; one row per bin, in order."""
-        return Evaluations.of([self._one(workload, each) for each in bins])
-
-    def _one(self, workload: Workload, each: Bin) -> Evaluation:
-        offered = each.offered_tok_s(workload)
-        n = len(each.adapters)
-        lost = self.per_adapter * n + self.per_rank * float(workload.ranks[list(each.adapters)].sum())
-        lost += self.per_slot_rank * each.max_loras * each.max_lora_rank
-        lost += self.swapping * max(0.0, 1.0 - each.max_loras / n)
-        capacity = self.capacity_tok_s * max(0.0, 1.0 - lost)
-        memory_error = each.max_loras * each.max_lora_rank > self.memory_slots
-        served = 0.0 if memory_error else min(offered, capacity)
-        starved = not memory_error and served < STARVATION_THRESHOLD * offered
-        if memory_error or capacity <= 0.0:
-            ttft = itl = float("nan")
-        else:
-            busy = min(offered / capacity, 50.0)
-            ttft = 50.0 * (1.0 + busy**4)
-            itl = 10.0 * (1.0 + 2.0 * busy)
-        kv_tokens = float(np.maximum(0, self.memory_slots - each.max_loras * each.max_lora_rank))
-        return closed_form(offered, served, ttft, itl, kv_tokens, starved, memory_error)
+        offered = np.array([each.offered_tok_s(workload) for each in bins], dtype=np.float64)
+        ranks = workload.ranks.tolist()
+        counts = np.array(
+            [(len(b.adapters), sum(map(ranks.__getitem__, b.adapters)), b.max_loras, b.max_lora_rank) for b in bins],
+            dtype=np.float64,
+        ).reshape(-1, 4)
+        n, rank, slots, slot_rank = counts.T
+        lost = self.per_adapter * n + self.per_rank * rank + self.per_slot_rank * slots * slot_rank
+        lost += self.swapping * np.maximum(0.0, 1.0 - slots / n)
+        capacity = self.capacities(bins) * np.maximum(0.0, 1.0 - lost)
+        error = slots * slot_rank > self.memory_slots
+        served = np.where(error, 0.0, np.minimum(offered, capacity))
+        works = ~error & (capacity > 0.0)
+        busy = np.minimum(offered / np.where(works, capacity, np.nan), 50.0)
+        ttft, itl = 50.0 * (1.0 + busy**4), 10.0 * (1.0 + 2.0 * busy)
+        starved = ~error & (served < STARVATION_THRESHOLD * offered)
+        kv_tokens = np.maximum(0.0, self.memory_slots - slots * slot_rank)
+        return Evaluations(
+            offered, served, starved, error, ttft, ttft, 3.0 * ttft, itl, itl, 3.0 * itl, kv_tokens,
+            starved.astype(np.float64),
+        )  # fmt: skip
 
 
 def problem(

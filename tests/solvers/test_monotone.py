@@ -58,6 +58,15 @@ def fewest(fleet: Workload, judge: Broken) -> int:
     return count((1 << n) - 1)
 
 
+@cache
+def drawn(seed: int) -> tuple[Workload, Broken, int]:
+    """Nine adapters, a judge that errs, and the fewest servers by it."""
+    rng = np.random.default_rng(seed)
+    fleet = Workload([Adapter(f"a{i}", int(rng.choice((8, 32))), float(rng.uniform(2, 9))) for i in range(9)])
+    judge = Broken(float(rng.choice((0.002, 0.02))), seed)
+    return fleet, judge, fewest(fleet, judge)
+
+
 @pytest.mark.parametrize("enumerated", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_judge_that_is_not_monotone_makes_no_false_proof(
@@ -70,10 +79,8 @@ def test_a_judge_that_is_not_monotone_makes_no_false_proof(
     if not enumerated:
         monkeypatch.setattr(classes, "FEW_BINS", 50)
         monkeypatch.setattr(exact, "FEW_BINS", 50)
-    rng = np.random.default_rng(seed)
-    fleet = Workload([Adapter(f"a{i}", int(rng.choice((8, 32))), float(rng.uniform(2, 9))) for i in range(9)])
-    judge, profile = Broken(float(rng.choice((0.002, 0.02))), seed), small_profile()
-    best = fewest(fleet, judge)
+    fleet, judge, best = drawn(seed)
+    profile = small_profile()
     for name in ("exact", "auto", "mixed"):
         plan = solve(fleet, profile, solver=name, predictor=judge, margin=0.0, verify=False, time_limit_s=3.0)
         assert plan.n_gpus >= best

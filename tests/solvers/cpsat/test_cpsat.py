@@ -115,7 +115,7 @@ def test_servers_of_a_wasteful_plan_are_saved() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_never_worse_than_its_start(objective: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it starts from, the key of the plan is no larger; the same seed gives the same plan."""
-    monkeypatch.setattr("packer.solvers.cpsat.search._PATIENCE", 15)
+    monkeypatch.setattr("packer.solvers.cpsat.search._PATIENCE", 5)
     goal = Latency(statistic="worst") if objective == "latency" else Gpus()
     # Small enough that the searches end before their time, which depends on the machine.
     fleet = random_fleet(8 if goal.fixed_gpus else 24, seed=seed, rates=(1.6, 0.8))
