@@ -40,15 +40,16 @@ without prefills differ too much for their mean to represent them."""
 
 class Steady(NamedTuple):
     """Means of a steady run of the base model: requests decoding, prompt and output tokens of a request, ITL in ms.
-    `seen`: requests decoding in the steps of a request, its own included: no step is without any. `spread`: variances
-    of the tokens of prompts and outputs; 0 if the file does not say them."""
+    `seen`: requests decoding in the steps of a request, its own included: no step is without any. `context`: tokens
+    of a decoding request in the KV cache. `squared`: mean square of the tokens of prompts."""
 
     batch: float
     prompt: float
     output: float
     itl_ms: float
     seen: float
-    spread: tuple[float, float] = (0.0, 0.0)
+    context: float
+    squared: float
 
     @property
     def step_tokens(self) -> float:
@@ -93,13 +94,11 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
             f"Expected a run with at most {budget:,.0f} tokens in a mean step (half of max_num_batched_tokens), got "
             f"{len(runs)} with {min(run.step_tokens for run in runs):,.0f} and more: measure at lower rates."
         )
-    batch, prompt, output, itl_ms, seen = np.array([run[:5] for run in light]).T
-    prompt_var, output_var = np.array([run.spread for run in light]).T
+    batch, prompt, output, itl_ms, seen, context, squared = np.array(light).T
     starts = batch / output
     features = linear_features(
-        decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * (prompt + (output + output_var / output) / 2.0),
-        graph_max_tokens=law.graph_max_tokens, attended=starts * (prompt**2 + prompt_var) / 2.0,
-        expert_share=law.expert_share,
+        decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * context,
+        graph_max_tokens=law.graph_max_tokens, attended=starts * squared / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
     # terms that are not linear in the tokens are averaged over steps with and without a prompt
     ridge = law.ridge_tokens or np.inf
@@ -173,11 +172,11 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 }
                 # Requests at a constant rate find no more than the mean batch with themselves.
                 at_random = any(_at(each, key, "strategy", "type_") == "poisson" for key in ("config", "args"))
-                spread = {
-                    f"{key}_var": _number(_at(each, "metrics", FIGURES[key]["guidellm"], "successful", "variance"))
+                spread = (
+                    _number(_at(each, "metrics", FIGURES[key]["guidellm"], "successful", "variance"))
                     for key in ("prompt", "output")
-                }
-                yield found | spread | ({"most": math.inf} if at_random else {})
+                )
+                yield found | _of_spread(found, *spread) | ({"most": math.inf} if at_random else {})
         elif isinstance(document, dict) and "request_throughput" in document:
             for key, what in UNSTEADY.items():
                 if document.get(key) is not None:
@@ -190,8 +189,7 @@ def _runs(text: str) -> Iterator[dict[str, float]]:
                 # figures that --percentile-metrics does not name are not written
                 "itl_ms": _number(document.get("mean_tpot_ms", document.get("mean_itl_ms"))),
                 "most": math.inf if (most := document.get("max_concurrency")) is None else _number(most),
-                "prompt_var": _variance(document.get("input_lens")),
-                "output_var": _variance(document.get("output_lens")),
+                **_of_lengths(document.get("input_lens"), document.get("output_lens")),
             }
         else:
             raise FileFormatError(f"{_EXPECTED}, got {shown(document)}.")
@@ -225,23 +223,35 @@ def _number(value: Any) -> float:
     return float(value) if known and abs(value) < 1e300 else math.nan
 
 
-def _variance(lengths: Any) -> float:
-    """Variance of the lengths of answered requests, which `--save-detailed` records; NaN without them."""
-    found = [_number(each) for each in lengths if each] if isinstance(lengths, list) else []
-    return float(np.var(found)) if found else math.nan
+def _of_spread(means: dict[str, float], prompt_var: float, output_var: float) -> dict[str, float]:
+    """`context` and `squared` by the variances of lengths, which do not depend on each other; {} if not known."""
+    prompt, output = means["prompt"], means["output"]
+    found = {"context": prompt + (output + output_var / output) / 2.0 if output else math.nan}
+    found["squared"] = prompt**2 + prompt_var
+    return found if all(map(math.isfinite, found.values())) else {}
+
+
+def _of_lengths(inputs: Any, outputs: Any) -> dict[str, float]:
+    """`context` and `squared` by the lengths of the answered requests, which `--save-detailed` records; {} without."""
+    if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
+        return {}
+    prompt, output = np.array([list(map(_number, inputs)), list(map(_number, outputs))])[:, np.array(outputs) != 0]
+    if not (output.sum() > 0 and np.isfinite(prompt).all()):
+        return {}
+    return {"context": float(output @ (prompt + output / 2.0) / output.sum()), "squared": float(np.mean(prompt**2))}
 
 
 def _steady(values: dict[str, float], run: int) -> Steady:
-    spread = [max(0.0, np.nan_to_num(values.pop(f"{key}_var", 0.0))) for key in ("prompt", "output")]
     most = values.pop("most", 0.0)  # open requests; infinite: no limit, 0: not known
-    missing = [name for name, value in values.items() if not 0.0 < value < 1e12]
+    missing = [name for name in FIGURES if not 0.0 < values[name] < 1e12]
     if missing or values["output"] < 2.0:
         what = ", ".join(FIGURES[name]["words"] for name in missing) or "answers of two tokens or more"
         raise FileFormatError(f"run {run}: expected positive figures, got none for {what}.")
     rate, prompt, output, itl_ms = (values[name] for name in FIGURES)
+    context, squared = values.get("context", prompt + output / 2.0), values.get("squared", prompt**2)
     batch = rate * (output - 1.0) * itl_ms * 1e-3
     # A request that comes at a random time finds the mean batch, and adds itself.
-    return Steady(batch, prompt, output, itl_ms, max(1.0, batch, min(batch + 1.0, most)), (spread[0], spread[1]))
+    return Steady(batch, prompt, output, itl_ms, max(1.0, batch, min(batch + 1.0, most)), context, squared)
 
 
 _EXPECTED = (
