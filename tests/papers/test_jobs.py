@@ -11,6 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.cluster import Cluster, ServerKind
 from packer.engine_spec import EngineSpec
+from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.papers.jobs.engine import Jobs
 from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
@@ -109,6 +110,20 @@ def _lfu(adapters: list[int], capacity: int) -> int:
         uses[a] += 1
         cache.move_to_end(a)
     return loads
+
+
+def test_the_spread_of_service_times_is_that_of_any_engine_and_a_number() -> None:
+    """Systems are compared on the same noise: that of the engine with most of it; one that is no number is refused."""
+    fleet = Workload([Adapter("a", 8, 0.2)], Lengths.constant(1), Lengths.constant(STEPS))
+    system = System("jobs", "", "", "round-robin", cache="unlimited")
+    odd = Jobs(1)
+    object.__setattr__(odd, "cv", math.nan)  # as a plug-in may have it, whose class checks nothing
+    for second, spread in ((Jobs(1, 1.0), True), (Jobs(1), False)):
+        kinds = tuple(ServerKind(f"gpu-{k}", _profile(), 1, 8, each) for k, each in enumerate((Jobs(1), second)))
+        run = simulate_cluster(fleet, Cluster(kinds, ("gpu-0", "gpu-1")), system, duration_s=500.0)
+        assert (float(np.nanstd(run.servers[0].raw.finish_s - run.servers[0].raw.requests.time_s)) > 0.1) == spread
+    with pytest.raises(ValidationError, match="cv of the engine"):
+        simulate_cluster(fleet, Cluster((ServerKind("gpu", _profile(), 1, 8, odd),), ("gpu",)), system)
 
 
 @pytest.mark.parametrize("rule", ["lru", "lfu", "drop", "none"])

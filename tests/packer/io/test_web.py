@@ -118,6 +118,22 @@ def test_an_address_that_leads_nowhere_hides_no_other(
         assert ask(Address(f"http://both:{port}"), "", limit_bytes=9, total_s=2.0) == (200, b"ok")
 
 
+def test_an_address_that_answers_late_has_the_whole_time(
+    serve: Callable[[Script], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of several addresses gets a quarter of the time to connect, and all of it to answer."""
+
+    def late(send: Send, _head: bytes) -> None:
+        time.sleep(0.3)
+        send(OK)
+
+    port = int(serve(late).rpartition(":")[2])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))] * 2
+    real = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **k: found if host == "both" else real(host, *a, **k))
+    assert ask(Address(f"http://both:{port}"), "", limit_bytes=9, total_s=0.8) == (200, b"ok")
+
+
 def test_a_cut_answer_is_refused(serve: Callable[[Script], str]) -> None:
     """Half a page of figures is no page, whose other figures would count as absent; an error keeps its status."""
 

@@ -232,6 +232,13 @@ def test_lines_of_one_id_are_one_request(tmp_path: Path) -> None:
     assert log.notes == ["joined 12 lines to others with the same id, as parts of one request"]
 
 
+def test_a_part_without_the_prompt_hides_it_not(tmp_path: Path) -> None:
+    """The end of a stream may have the output alone: the prompt is that of an earlier line, the largest known."""
+    entries = [*lines_of(1)[:2], {"time": 1769940014, "id": "chat-1", "prompt_tokens": 0, "completion_tokens": 5}]
+    log = read_trace(write(tmp_path / "x.jsonl", [*entries, *lines_of(2)]))
+    assert (log.input_tokens.tolist(), log.output_tokens.tolist()) == ([11, 12], [5, 5])
+
+
 def test_ids_that_name_no_requests_join_nothing(tmp_path: Path) -> None:
     """An id of something else, as a container, has requests with other prompts or falling outputs, or many alike: each
     counts, and the user is told; one such id among those of requests is counted line by line, too."""
