@@ -195,7 +195,7 @@ class Plan:
         kinds: dict[tuple[Profile, int, int], ServerKind] = {}
         for item in self.bins:
             key = (item.profile, item.max_loras, item.max_lora_rank)
-            name = f"{item.profile.name}, {item.max_loras} slots of rank {item.max_lora_rank}"
+            name = f"{item.profile.name}, {counted(item.max_loras, 'slot')} of rank {item.max_lora_rank}"
             while any(kind.name == name for other, kind in kinds.items() if other != key):
                 name += "'"
             kinds.setdefault(key, ServerKind(name, *key))

@@ -183,7 +183,7 @@ def _lines(job: Validation) -> list[Table | str]:
         lines.append(f"{counted(reused, 'run')} measured before, from {job.folder}")
     for report in job.reports:
         for message, count in report.failed_requests.items():
-            lines.append(f"server {report.index}: {count} requests failed: {message}")
+            lines.append(f"server {report.index}: {counted(count, 'request')} failed: {message}")
         if report.unmeasured is not None:
             lines.append(f"server {report.index}: {report.unmeasured}")
         if report.failure is not None:

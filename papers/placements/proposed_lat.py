@@ -9,6 +9,7 @@ from packer.solvers.order import levelled
 from packer.solvers.reasons import listed
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
+from packer.words import counted
 
 
 class ProposedLat:
@@ -31,8 +32,8 @@ class ProposedLat:
         if not failed:
             return Solution(bins)
         reason = (
-            f"with a slot for each adapter {len(failed)} of {len(bins)} GPUs break the goal, the first with "
-            f"{listed(problem.workload, failed[0].adapters)}. "
+            f"with a slot for each adapter the goal breaks on {len(failed)} of {counted(len(bins), 'server')}, the "
+            f"first with {listed(problem.workload, failed[0].adapters)}. "
             "What would help: --solver spread-refined, which tries other slots and moves adapters, or more --gpus"
         )
         return Solution((), tuple(order.tolist()), (reason,))

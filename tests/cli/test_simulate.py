@@ -77,6 +77,12 @@ def test_what_a_paced_client_holds_back_is_not_refused(
     assert {"requests sent or held back", "refused by the client", "held back by the client"} <= rows
 
 
+def test_a_closed_loop_of_one_request_is_said_in_the_singular(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A count of one has a noun in the singular."""
+    assert run(["simulate", fleet, *SERVER, "--concurrency", "1", "--duration", "9"]) == 0
+    assert "Closed loop: always 1 request outstanding." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("seeds", ["1", "2"])
 def test_what_a_full_server_refuses_is_not_the_clients(
     fleet: str, capsys: pytest.CaptureFixture[str], seeds: str

@@ -155,10 +155,11 @@ def test_spread_evens_out_rates() -> None:
 
 def test_proposed_lat_refuses_what_the_predictor_says_would_starve() -> None:
     """The placement is whole and holds, or nothing is placed; adapters go in the fleet's order."""
-    few, many = ProposedLat().solve(on(4)), ProposedLat().solve(on(12))
+    few, many, one = (ProposedLat().solve(on(gpus)) for gpus in (4, 12, 1))
     assert not few.bins
     assert few.unplaced == tuple(range(len(FLEET)))
-    assert "of 4 GPUs break the goal" in few.reasons[0]
+    assert "the goal breaks on 4 of 4 servers, the first with" in few.reasons[0]
+    assert "1 of 1 server, the first with" in one.reasons[0]
     assert not many.unplaced
     assert {min(item.adapters) for item in many.bins} == set(range(12))
     assert all(SlotSearch(on(12)).holds(many.bins))
