@@ -168,22 +168,28 @@ class Server:
             # with NUMBA_DISABLE_JIT there are no overloads
             if counted is None and not getattr(advance, "overloads", True):
                 prepare()
-            self._watched(lambda end_s: advance(state, law, end_s, counted, None, tuning), state, duration_s)
-            if not rules.prefix_caching or not state.server["preemptions"]:
+            cached = rules.prefix_caching
+            self._watched(lambda end_s: advance(state, law, end_s, counted, None, tuning), state, duration_s, cached)
+            if not cached or not state.server["preemptions"]:
                 return state, None, None
             state = ready()
         pool = self.pool(n, content)
-        advance(state, law, duration_s, pool, each, None)
+        self._watched(lambda end_s: advance(state, law, end_s, pool, each, None), state, duration_s)
         return state, pool if rules.prefix_caching else None, each
 
-    def _watched(self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float) -> None:
-        """Advance to the end; the watch looks on the way, unless refusals or the cache may change what it sees. Raises
-        `packer.twin.watch.BrokenError`: the watch ended the run."""
+    def _watched(
+        self, forward: Callable[[float], None], state: rows.ServerState, duration_s: float, repeated: bool = False
+    ) -> None:
+        """Advance to the end; the watch looks on the way, unless refusals may change what it sees. `repeated`: end at a
+        preemption, since the run is repeated then. Raises `packer.twin.watch.BrokenError`: the watch ended the run."""
         known = self.concurrency is None and self.most_open is None  # all that is sent is accepted
-        for part in PARTS if self.watch is not None and known else ():
+        watch = self.watch if known else None
+        for part in PARTS if repeated or watch is not None else ():
             forward(part * duration_s)
-            if self.watch is not None and not (self.rules().prefix_caching and state.server["preemptions"]):
-                self.watch.look(state, self.workload, duration_s, part)
+            if repeated and state.server["preemptions"]:
+                return
+            if watch is not None:
+                watch.look(state, self.workload, duration_s, part)
         forward(duration_s)
 
     def pool(self, n: int, content: Content | None) -> Pool:

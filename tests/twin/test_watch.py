@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,17 @@ def test_overload_ends_a_run_early(server: Profile) -> None:
     assert not all(whole.holds)
     (known,) = hours.judged([(item, heavy, 0)], [8.0])
     assert known is whole
+
+
+@pytest.mark.parametrize("shared_tokens", [0, 400])
+def test_overload_ends_a_run_with_prefix_caching_early(server: Profile, shared_tokens: int) -> None:
+    """A server that preempts requests and finds their blocks again is ended as early as one without prefix caching."""
+    cached = replace(server, engine=replace(server.engine, prefix_caching=True, gpu_memory_utilization=0.4))
+    heavy = Workload([Adapter(f"a{k}", 16, 3.0, shared_prefix_tokens=shared_tokens) for k in range(30)])
+    item = Bin(tuple(range(30)), cached.settings(30, 16), cached)
+    (busy,) = Hours().judged([(item, heavy, 0)], [8.0])
+    assert isinstance(busy, BrokenError)
+    assert busy.part < 0.2
+    whole = simulate(heavy, cached, max_loras=30)
+    assert whole.slo_used > 8.0
+    assert whole.preemptions
