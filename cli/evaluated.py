@@ -103,9 +103,7 @@ def drift_lines(plan: packer.Plan, found: Drift, traffic: ObservedTraffic) -> li
     lines: list[Part] = [servers_table(plan, found.evaluation)]
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
-        rows = [
-            (name, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "from 0") for name, old, new in rates
-        ]
+        rows = [(a, f"{old:.4g}", f"{new:.4g}", f"{new / old - 1:+.0%}" if old else "from 0") for a, old, new in rates]
         columns = ("adapter", "planned", "measured", "change")
         lines.append(Table("Rates that drifted most, requests/s", columns, rows))
     hour = "Busiest" if traffic.log_path is not None and traffic.every_s is None else "Last"

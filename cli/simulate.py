@@ -100,7 +100,7 @@ class ArrivalOptions:
             raise IncompatibleError("--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2.")
         named = {"arrivals_cv": "cv", "period": "period_s"}
         return workload.with_arrivals(
-            packer.Arrivals(arrivals, **{named.get(name, name): value for name, value in given.items()})
+            packer.Arrivals(arrivals, **{named.get(k, k): value for k, value in given.items()})
         )
 
 

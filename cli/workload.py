@@ -36,10 +36,7 @@ def headline(fleet: packer.Workload) -> str:
 
 
 def _lines(fleet: packer.Workload, found: dict[str, Any]) -> list[Table | str]:
-    cells = [
-        [row["rank"], row["adapters"], number(row["rate"], 3), number(row["offered_tok_s"], 1)]
-        for row in found["ranks"]
-    ]
+    cells = [[r["rank"], r["adapters"], number(r["rate"], 3), number(r["offered_tok_s"], 1)] for r in found["ranks"]]
     columns = ["rank", "adapters", "req/s", "offered tok/s"]
     cycle = f"; rates and loads are means over its cycle of {fleet.arrivals.whole_s(1.0):g} s"
     rates, inputs, outputs = found["adapter_rate"], found["input_tokens"], found["output_tokens"]

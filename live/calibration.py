@@ -170,11 +170,9 @@ def calibrate_url(
     return _fitted(campaign, outcomes, known.memory)
 
 
-def _fitted(
-    campaign: Campaign, outcomes: list[Outcome], memory: MemorySpec | None
-) -> tuple[Profile, list[Outcome], bool]:
+def _fitted(campaign: Campaign, runs: list[Outcome], memory: MemorySpec | None) -> tuple[Profile, list[Outcome], bool]:
     try:
-        return profile_of(campaign.launch, outcomes, memory), outcomes, campaign.out_of_time
+        return profile_of(campaign.launch, runs, memory), runs, campaign.out_of_time
     except LiveError as error:
         if not campaign.out_of_time:
             raise

@@ -158,9 +158,7 @@ def with_base(plan: Plan, seen: Workload, names: Collection[str] = ()) -> Worklo
     own -= set(plan.workload.names)
     left = [each.name for each in plan.workload.adapters if not each.rank and each.name not in seen.names]
     to = dict(zip(own, left, strict=True)) if len(own) == len(left) == 1 else {}
-    adapters = (
-        replace(each, name=to.get(each.name, each.name), rank=0) if each.name in own else each for each in seen.adapters
-    )
+    adapters = (replace(a, name=to.get(a.name, a.name), rank=0) if a.name in own else a for a in seen.adapters)
     return replace(seen, adapters=tuple(adapters))
 
 

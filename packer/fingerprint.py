@@ -49,7 +49,4 @@ def canonical(value: Any) -> Any:
 @cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
     """Fields of a dataclass with their defaults; `MISSING` for fields without one."""
-    return tuple(
-        (item.name, item.default if item.default_factory is MISSING else item.default_factory())
-        for item in fields(kind)
-    )
+    return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(kind))

@@ -145,9 +145,7 @@ def _mixed(index: int, family: str, rng: np.random.Generator, profile: Profile, 
         own = [others[k] for k in rng.integers(0, 3, n)]
 
     def build(rate: float) -> MeasuredScenario:
-        adapters = [
-            Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), own[i][0], own[i][1]) for i in range(n)
-        ]
+        adapters = [Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), *own[i]) for i in range(n)]
         workload = Workload(adapters, *lengths, correlation)
         settings = profile.settings(slots, slot_rank)
         return MeasuredScenario(index, family, f"{family} {index}", workload, settings)

@@ -126,10 +126,8 @@ def _requests(workload: Workload, profile: Profile) -> FloatArray:
     longest = int(longest / max(1.0, _shares_held(workload, profile).max()))
     pairs, kind = _length_pairs(workload)
     scores = np.full(len(pairs), 5.0)  # the highest of `normal_grid`
-    first_ends, second_ends = (
-        each_at_normal(lengths, np.arange(len(pairs)), scores) for lengths in zip(*pairs, strict=True)
-    )
-    for k in np.flatnonzero(first_ends + second_ends > longest).tolist():
+    first, second = (each_at_normal(lengths, np.arange(len(pairs)), scores) for lengths in zip(*pairs, strict=True))
+    for k in np.flatnonzero(first + second > longest).tolist():
         own, cut = np.flatnonzero(kind == k), _cut_moments(*pairs[k], workload.length_correlation, longest)
         found[:, own] = np.minimum(found[:, own], np.array(cut)[:, None])
     return found

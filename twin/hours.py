@@ -340,10 +340,8 @@ def with_adapters(plan: Plan, hours: Hours | None = None) -> Plan:
     found = (hours or Hours(plan.seed)).all(plan.bins, plan.workload)
     simulated = Evaluations.of([hour.figures for hour in found])
     known = {name: (getattr(plan.evaluations, name), getattr(simulated, name)) for name in SIMULATED}
-    filled: dict[str, Any] = {name: np.where(np.isnan(had), seen, had) for name, (had, seen) in known.items()}
-    return replace(
-        plan, adapters=merged(plan.workload, plan.bins, found), evaluations=replace(plan.evaluations, **filled)
-    )
+    new: dict[str, Any] = {name: np.where(np.isnan(had), seen, had) for name, (had, seen) in known.items()}
+    return replace(plan, adapters=merged(plan.workload, plan.bins, found), evaluations=replace(plan.evaluations, **new))
 
 
 def merged(workload: Workload, items: Sequence[Bin], hours: Sequence[ServerHour]) -> AdapterFigures:

@@ -232,9 +232,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     moves = None
     if file.moves is not None:
         moves = Moves(_numbers(file.moves.adapters, number, "moves.adapters"), tuple(file.moves.servers))
-    plain: dict[str, Any] = {
-        name: tuple(value) if isinstance(value := getattr(file, name), list) else value for name in PLAIN
-    }
+    plain: dict[str, Any] = {key: tuple(own) if isinstance(own := getattr(file, key), list) else own for key in PLAIN}
     told = file.details
     own = {name: most for name, most in told.limits.items() if name in FIGURES}
     plain["objective_value"] = tuple(math.inf if each is None else each for each in file.objective_value)
@@ -307,10 +305,7 @@ def _adapters(file: PlanFile, unplaced: BoolArray) -> AdapterFigures | None:
     n = len(unplaced)
     if file.adapters is None:
         return None
-    columns = {
-        name: np.array([math.nan if value is None else value for value in column])
-        for name, column in file.adapters.items()
-    }
+    columns = {name: np.array(column, dtype=np.float64) for name, column in file.adapters.items()}
     names = AdapterFigures._fields
     if set(columns) != set(names) or any(len(column) != n for column in columns.values()):
         rule = f"expected the columns {', '.join(names)} with an entry for each of {n} adapters."

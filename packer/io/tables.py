@@ -172,9 +172,7 @@ def by_adapter(rows: Iterable[Row]) -> Iterator[tuple[str, Row]]:
 def frame_rows(frame: pl.DataFrame) -> tuple[list[str], Iterator[Row]]:
     """Column names of a frame and its rows, counted from 1."""
     names = header_of(frame.columns, 0)
-    return names, (
-        Row(number, dict(zip(names, cells, strict=True))) for number, cells in enumerate(frame.iter_rows(), start=1)
-    )
+    return names, (Row(n, dict(zip(names, cells, strict=True))) for n, cells in enumerate(frame.iter_rows(), start=1))
 
 
 def first_line(error: BaseException) -> str:

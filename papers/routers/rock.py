@@ -143,9 +143,7 @@ class Rock(AnyCluster):
             own = [task for task, k in zip(tasks, queue, strict=True) if k == j]
             adapters = sorted({adapter for _, _, adapter in own})
             held = np.mean([view.on_gpu(a) for a in adapters], axis=0) if adapters else np.ones(len(use))
-            seconds = sum(
-                (self._service_s(iterations, a, view) + view.load_s(a) for iterations, _, a in own), np.zeros(len(use))
-            )
+            seconds = sum((self._service_s(n, a, view) + view.load_s(a) for n, _, a in own), np.zeros(len(use)))
             self._standing.append(self.idle * (1 - np.abs(busy - self.use)) + self.time / np.maximum(seconds, 1e-9))
             best = np.argsort(-self.cached * held - self._standing[-1], kind="stable")[: self.top].tolist()
             load = seconds / self.period_s / (1 if self.dispatch == "single" else len(best))

@@ -203,9 +203,8 @@ class ExactSearch:
             if self.closed or over() or schedule is TO_THE_END:
                 return self.closed or over()
             # no weights give all adapters more than the optimum over some of the patterns
-            columns.converged |= (
-                estimated and columns.master is not None and promise(columns.master.value) <= self.least
-            )
+            master = columns.master
+            columns.converged |= estimated and master is not None and promise(master.value) <= self.least
             return columns.converged or (columns.priced and columns.promised > self.least)
 
         self.columns.run(_ONE, schedule, enough)

@@ -94,9 +94,7 @@ def _room(servers: Servers, n: int) -> dict[str, Any]:
     }
 
 
-def _run(
-    servers: Servers, room: dict[str, Any], s: int, own: Record, until_s: float, run_until: Callable[..., None]
-) -> None:
+def _run(servers: Servers, room: dict[str, Any], s: int, own: Record, until_s: float, run: Callable[..., None]) -> None:
     """Run server `s` with its `own` requests, all of which are given to it at the start."""
     n, record = len(own), servers.servers[s]
     record["sentinel"] = len(room["links"]) - record["ring"]
@@ -109,7 +107,7 @@ def _run(
         tuning=Tuning(servers.tuning.job[s : s + 1], servers.tuning.lengths),
     )
     deal(one, one.server, 0)
-    run_until(one, 0, until_s, None)
+    run(one, 0, until_s, None)
     _put(one.requests, own, servers.requests)
     # The next server uses the same memory: clear what this one has used.
     one.adapters[0, : one.seen[0] + 1] = one.requests[:n] = one.pair_key[:] = one.ends[:] = 0
