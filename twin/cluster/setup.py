@@ -236,7 +236,9 @@ def idle_servers(
         ahead=idle_ahead([setup.server for setup in own], marks),
         others=tuple(kernels.memory(own, rows_each) for kernels in kernels_of(own)),
     )
-    _prioritize(servers, kinds, marks)
+    for setup in kinds.values():
+        if setup.server.profile.engine.scheduling_policy == "priority":
+            servers.requests["context"] = setup.server.priorities(marks)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     if numbers.any():
@@ -271,13 +273,6 @@ def _tuning(own: Sequence[Setup], seed: int) -> Tuning | None:
     if first is None:
         return None
     return Tuning(np.stack([job.job for job in jobs if job is not None]), first.lengths)
-
-
-def _prioritize(servers: Servers, kinds: Mapping[str, Setup], marks: Marks) -> None:
-    """Set the priorities of requests, by their adapters in the whole fleet, if an engine schedules by priority."""
-    for setup in kinds.values():
-        if setup.server.profile.engine.scheduling_policy == "priority":
-            servers.requests["context"] = setup.server.priorities(marks)
 
 
 def _noise(own: Sequence[Setup], n: int, seed: int) -> FloatArray | float:
