@@ -64,8 +64,7 @@ class ObservedFiles:
         out.note(f"{self.output}: {headline(fleet)}; arrivals {fleet.arrivals.description}")
 
 
-UNRECORDED = ("output", "tables", "force", "as_json", "quiet")
-"""Options that do not affect the content of the workload file."""
+UNRECORDED = ("output", "tables", "force", "as_json", "quiet")  # Options without effect on the workload file's content.
 
 
 @bundle

@@ -12,8 +12,7 @@ KINDS = table("packer.fit", "model_kinds.toml")
 LORA_MODULES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 """Linear layers of a decoder as vLLM packs them, each with LoRA kernels of its own."""
 
-MXFP4_BLOCK = 256
-"""vLLM pads the intermediate size of MXFP4 experts to a multiple of this (layers/quantization/mxfp4.py)."""
+MXFP4_BLOCK = 256  # vLLM pads the intermediate size of MXFP4 experts to multiples of it (layers/quantization/mxfp4.py).
 
 QUANTIZATIONS = table("packer.fit", "quantization.toml")
 EXPERTS_ONLY = tuple(name for name, row in QUANTIZATIONS.items() if row.get("experts_only"))
@@ -51,8 +50,7 @@ class ModelDimensions:
     dense_intermediate: int = 0
     window: int = 0
     windowed_layers: int = 0  # Layers whose attention sees the last `window` tokens only.
-    state_layers: int = 0
-    """Layers without attention (gated delta nets, Mamba), which keep a state of fixed size for each request."""
+    state_layers: int = 0  # Layers without attention (gated delta nets, Mamba), with a state of fixed size per request.
     state_in: int = 0  # Outputs of the projections into a layer without attention.
     state_out: int = 0  # Inputs of the projection out of a layer without attention.
     state_bytes: float = 0.0  # State that a layer without attention keeps for each request.

@@ -32,11 +32,9 @@ from packer.twin.memory.policy import least_kv_tokens
 from packer.twin.override import VERSION
 
 REFERENCE = "h100-64gb/llama-3.1-8b-instruct"  # The calibrated profile whose terms of adapters are scaled.
-ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}
-"""Engines whose memory and slots are modelled, and the version that each model follows."""
+ENGINES = {"vllm": "0.32.0", "sglang": "0.5"}  # Engines whose memory and slots are modelled, with the version modelled.
 
-KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}
-"""Bytes of a KV cache element by vLLM's `--kv-cache-dtype`."""
+KV_CACHE_DTYPES = {"auto": None, "bfloat16": 2.0, "fp8": 1.0}  # Bytes of a KV cache element by `--kv-cache-dtype`.
 
 _RANKS_SINCE = (0, 21)
 """First vLLM that serves adapters with `--enable-expert-parallel` (vllm-project/vllm, PR 40867): tokens are sent to the

@@ -12,8 +12,7 @@ from packer.engine_spec import EngineSpec
 from packer.fit.dimensions import ModelDimensions
 from packer.kv_shape import HYBRID, KvShape
 
-SIMILAR = 1.5
-"""Where no kind has so many times the layers of the rarest one, groups are as large as the most frequent kind."""
+SIMILAR = 1.5  # Unless a kind has so many times the layers of the rarest, groups have the size of the most frequent.
 
 
 def kv_cache(model: ModelDimensions, engine: EngineSpec, bytes_each: float) -> tuple[float, KvShape | None]:

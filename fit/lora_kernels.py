@@ -22,10 +22,8 @@ from packer.profile import Profile
 from packer.terms import LINEAR
 from packer.twin.law.linear import linear_features
 
-Kernel = tuple[str, int, int, int, int]
-"""LORA_SHRINK or LORA_EXPAND, tokens, adapters (all in the batch), rank, slices."""
-Times = Mapping[Kernel, Mapping[int, float]]
-"""Time of a call in ms, by kernel and by the matrix dimension that is not the rank."""
+Kernel = tuple[str, int, int, int, int]  # LORA_SHRINK or LORA_EXPAND, tokens, adapters in the batch, rank, slices.
+Times = Mapping[Kernel, Mapping[int, float]]  # Time of a call, ms, by kernel and the matrix dimension that is no rank.
 
 KERNEL_TERMS = tuple(term.name for term in LINEAR if term.bound in ("adapters", "launches"))
 _UNITS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}

@@ -17,19 +17,16 @@ from packer.twin.datasheets import Datasheet
 from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
 
 GIB = 2.0**30
-BYTES_PER_ACTIVATION = 2.5
-"""Bytes per element of the hidden states of the largest batch, in addition to the sampler's bytes."""
+BYTES_PER_ACTIVATION = 2.5  # Bytes per element of the largest batch's hidden states, besides the sampler's bytes.
 
 OUTSIDE_BYTES = 0.13 * GIB  # Bytes of CUDA and its libraries on a data-centre GPU.
-OUTSIDE_CONSUMER_BYTES = 0.03 * GIB
-"""Bytes of CUDA and its libraries on a GPU with up to 40 GiB and no links; one measured server, RTX 4090."""
+OUTSIDE_CONSUMER_BYTES = 0.03 * GIB  # CUDA and its libraries on a GPU up to 40 GiB without links; an RTX 4090.
 LINK_BYTES = {1: 0.0, 2: 0.41 * GIB, 4: 0.46 * GIB}
 """Buffers of NCCL and of the custom all-reduce, by GPUs of a server: 342 and 392 MB, and 0.07 GiB."""
 
 EXTRA_VOCABULARY = 256  # Tokens that an adapter may add, before `NO_EXTRA_VOCABULARY` (vLLM's `lora_extra_vocab_size`).
 NO_EXTRA_VOCABULARY = (0, 12)
-EXPERT_SLOTS = (0, 11)
-"""Version from which slots also hold all experts of a mixture (vllm/lora/layers/fused_moe.py of 0.11.1)."""
+EXPERT_SLOTS = (0, 11)  # From here slots also hold all experts of a mixture (vllm/lora/layers/fused_moe.py of 0.11.1).
 
 RUNTIME_BYTES = 0.53e9
 """CUDA context, communication buffers and allocator slack in vLLM 0.8.5: the memory that weights, activations and

@@ -27,8 +27,7 @@ GRID = np.unique(np.r_[1:17, 2.0 ** np.arange(4.0, 14.25, 0.25)].round())
 
 CHUNK = 8192.0  # Tokens of a long prefill.
 _SHARP = 3.0  # Exponent of the smooth maximum of reading and multiplying: (read^3 + multiply^3)^(1/3).
-_ALIKE = 2.0 ** -np.arange(0.0, 4.0)
-"""Factors tried on the experts per token, to represent tokens that choose similar experts."""
+_ALIKE = 2.0 ** -np.arange(0.0, 4.0)  # Factors on the experts per token: tokens may choose similar experts.
 
 _ARITHMETIC = {"8": "fp8_flops", "4": "fp4_flops"}
 

@@ -37,8 +37,7 @@ WEIGHT = 6.0
 """Strength of a prior: all terms off by their own size cost as much as all equations off by this many times the error
 of a fit without prior. Exact measurements therefore fix the terms that they determine."""
 EXACT = 1e-4  # Relative error below which measurements count as exact.
-SMALLEST = 0.02
-"""Minimum scale of a term in the prior's penalty, as a share of a step; for terms that the prior does not have."""
+SMALLEST = 0.02  # Least scale of a term in the penalty, as a share of a step; for terms that the prior does not have.
 
 
 @dataclass(frozen=True)

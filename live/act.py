@@ -21,8 +21,7 @@ from packer.moves import Placement, by_adapter, ordered
 from packer.plan import Plan
 from packer.words import counted, listed
 
-POLL_S = 0.25
-"""Seconds between checks whether an adapter's requests have ended, and before the second look at a server."""
+POLL_S = 0.25  # Seconds between checks whether an adapter's requests ended, and before a server's second look.
 
 
 class _BusyError(LiveError):

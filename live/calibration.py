@@ -29,8 +29,7 @@ from packer.workload import Workload
 DRAIN_S = 120.0
 MIXED_S = 20.0
 BURST_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-FIRST_TOK_S_PER_SEQ = 8.0
-"""Initial estimate of a loaded server's output per sequence of the batch; scales the rates of the mixed loads."""
+FIRST_TOK_S_PER_SEQ = 8.0  # First estimate of a server's output per sequence; scales the rates of mixed loads.
 BURST_PAUSE_S = 1.0
 PREFILL_PAUSE_S = 0.4
 BUDGET_ENDED = "the budget ended before the measurements did; the same command goes on from here"

@@ -32,8 +32,7 @@ MEASURED_WITH = (
     "server_cores", "api_cores", "token_ids",
 )  # fmt: skip
 """Keys of a launch file on which results depend."""
-METRICS_SAMPLES = 60
-"""Scrapes of /metrics in a run of a minute or more: each stops the server's output while the page is rendered."""
+METRICS_SAMPLES = 60  # Scrapes of /metrics in a run of a minute or more: each stops the server's output.
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from packer.live.results import LoadResult
 
 ERROR_TEXT = 160  # Characters of a server's error message that are kept.
 ERROR_BYTES, ERROR_S = 4096, 2.0  # Limits on reading a server's error message: bytes, and seconds.
-SILENT_SHARE = 0.5
-"""The server counts as hung if no token came in this last share of a run although requests were outstanding."""
+SILENT_SHARE = 0.5  # The server hangs if no token came in this last share of a run, with requests outstanding.
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed after this time, before vLLM's front end closes them after 5 s (vllm/envs.py,
 `VLLM_HTTP_TIMEOUT_KEEP_ALIVE`): a request that is sent just then would fail."""

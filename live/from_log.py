@@ -29,8 +29,7 @@ WAITING_TERMS = ("per_waiting_ms",)
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
 MIN_EQUATIONS = 12
 GRAPH_MAX_TOKENS = 512  # Largest batch with a CUDA graph, vLLM's default.
-OUTLIER = 6.0
-"""Step times are clipped to this many medians of their kind: longer ones are interruptions of the machine."""
+OUTLIER = 6.0  # Step times are clipped to this many medians of their kind: longer ones are interruptions.
 
 
 @dataclass(frozen=True, eq=False)

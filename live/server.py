@@ -25,8 +25,7 @@ from packer.live.metrics import MAX_PAGE_BYTES
 from packer.settings import Settings
 
 HOST = "127.0.0.1"
-STOP_GRACE_S = 3.0
-"""Time for a server to end by itself before it is killed, so that packer's commands can end within 10 s."""
+STOP_GRACE_S = 3.0  # Time for a server to end before it is killed, so that packer's commands end within 10 s.
 PORT_TRIES = 3
 TAIL_LINES = 25
 POLL_S = 0.2

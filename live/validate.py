@@ -39,8 +39,7 @@ COMPARED = (
 )  # fmt: skip
 """Figures that are compared."""
 SMAPE_OF = COMPARED[:5]
-FROM_METRICS = COMPARED[5:-1]
-"""Figures that every server has on its /metrics page; the hit rate is absent if nothing was looked up."""
+FROM_METRICS = COMPARED[5:-1]  # Figures of every server's /metrics page; no hit rate if nothing was looked up.
 LOOK_S = 0.5  # Seconds between the main thread's checks for an interrupt.
 
 

@@ -25,8 +25,7 @@ from packer.words import counted, listed
 from packer.workload import Workload
 
 STEP = 1.05  # Ratio of successive loads that are tried.
-SPAN_S, MOST_REQUESTS = 1200.0, 30_000
-"""Simulated time of a server, which is shorter if this number of requests takes less time."""
+SPAN_S, MOST_REQUESTS = 1200.0, 30_000  # Simulated time of a server, or the time of so many requests if shorter.
 MOST_STEPS = 60
 NEARLY = 0.15  # A load that differs by less than this share from the simulated one needs no new simulation.
 

@@ -38,8 +38,7 @@ SHOWN = (
     *SIMULATED,
 )
 """Figures of a server in the JSON result."""
-MORE_HOURS = 13
-"""Number of hours that show whether breaks are rare, if one of the first hours breaks the limits of a plan."""
+MORE_HOURS = 13  # Hours that show whether breaks are rare, if one of the first breaks a plan's limits.
 RARE = 2  # Number of these hours that may break the limits.
 
 

@@ -28,8 +28,7 @@ from packer.words import counted
 from packer.workload import Workload
 
 LOWER = 0.07  # An overloaded server is relieved to this much below `FULL`, so that it is not soon overloaded again.
-FULL, ENOUGH = 0.98, 0.9
-"""Used shares of capacity: above `FULL` a server is added; a stop must leave the others at no more than `ENOUGH`."""
+FULL, ENOUGH = 0.98, 0.9  # Used capacity above which a server is added, and that a stop may leave to the others.
 LONG_S, SHORT_S = 1800.0, 600.0  # Windows in which the load of each adapter, and the total load, are measured.
 STEEPEST = 0.25  # Maximum share of the recent load that its trend adds to it.
 STAY_S = 600.0  # A server is stopped only after the others have had enough capacity for at least this long.

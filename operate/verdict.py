@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 SAME = 0.001  # Shares of requests that differ by no more than this are equal to a user.
 CLEAR = 0.01  # Shares of requests are not called equal if the interval of their difference reaches beyond this.
-SERVED = 0.9
-"""The servers of a system that serves less than this share of the tokens due are overloaded, as a server starves."""
+SERVED = 0.9  # A system that serves less than this share of the tokens due is overloaded, as a server starves.
 MORE = 1.02  # A system serves more than another if it serves more than this many times its tokens.
 
 

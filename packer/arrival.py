@@ -19,8 +19,7 @@ from packer.public import check_fields, checked
 
 Kind = Literal["poisson", "lognormal", "unpredictable", "piecewise", "bursty", "trace"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MIN_PERIOD_S = 1.0
-"""Shortest period of arrivals that change with time: each period of a simulation costs memory and time."""
+MIN_PERIOD_S = 1.0  # Shortest period of arrivals that change with time: each period costs memory and time.
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from packer.errors import ValidationError, shown
 
-SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM accepts as `max_lora_rank` (vllm/config/lora.py, `MaxLoRARanks`)."""
+SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # What vLLM accepts as `max_lora_rank` (vllm/config/lora.py).
 
 
 LONGEST_NAME = 256

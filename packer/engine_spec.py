@@ -14,8 +14,7 @@ from packer.speculation import SpeculationSpec
 
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 """Values that vLLM's `--block-size` accepts (vllm/config/cache.py, `BlockSize`). The twin simulates any size."""
-V1_RELEASE = (0, 8)
-"""First version of vLLM whose default is the V1 engine, which mixes chunked prefills and decodes in a step."""
+V1_RELEASE = (0, 8)  # First version whose default is V1, which mixes chunked prefills and decodes in a step.
 
 
 @dataclass(frozen=True, slots=True)

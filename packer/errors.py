@@ -84,8 +84,7 @@ class SourceError(InputError):
     """A service from which data are read is unreachable or refuses the request."""
 
 
-MOST_LISTED, LISTED = 40, 8
-"""An error lists all known names up to `MOST_LISTED` of them; if there are more, it lists `LISTED`."""
+MOST_LISTED, LISTED = 40, 8  # An error lists all known names up to the first number, else as many as the second.
 
 
 class UnknownNameError(InputError, LookupError):

@@ -12,8 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-STARVATION_THRESHOLD = 0.9
-"""A server is starved if it completes less than this share of the tokens sent (arXiv 2602.24044, section 3)."""
+STARVATION_THRESHOLD = 0.9  # Servers that complete less of their tokens are starved (arXiv 2602.24044, section 3).
 
 Number = TypeVar("Number")
 Flag = TypeVar("Flag")
@@ -200,7 +199,6 @@ PLAN_FIGURES: Mapping[str, Label] = {
 SIMULATED = ("worst_adapter_ttft_ms", "slo_used", "slo_attainment", "goodput_tok_s")
 """Figures that only a simulation of requests gives."""
 
-WHOLE_GOAL: Mapping[str, float] = {"slo_used": 1.0}
-"""Limits of servers that are held to all limits of their fleet's goal."""
+WHOLE_GOAL: Mapping[str, float] = {"slo_used": 1.0}  # Limits of servers held to all limits of the fleet's goal.
 
 FLAGS = ("starved", "memory_error", "stable")  # Figures that are true or false.

@@ -14,8 +14,7 @@ SHAPES = (0.1, 1e4)
 """Shapes in this range use a Chebyshev series of `NODES` terms: the error is at most 3e-8, usually 1e-12, and the sums
 converge. For other shapes SciPy is used."""
 NODES = 96
-CLOSE = 1e-5
-"""Halley's method stops after a step below this: the remaining error is about the cube of the step, negligible."""
+CLOSE = 1e-5  # Halley's method stops after a step below this: what remains is about the cube of the step.
 _ANGLES = (np.arange(NODES) + 0.5) * (np.pi / NODES)
 
 

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 Level = Literal["request", "adapter", "server"]
-STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-"""Quantile of each statistic; NaN for the mean."""
+STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # Their quantiles; NaN: the mean.
 METRICS = ("ttft", "itl", "tpot", "e2e")
 OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")  # Keys of limits on each request.
-OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
-"""Keys of limits on a statistic of many requests."""
+OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)  # Limits on statistics.
 KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))  # Every key of a goal.
 SPELLINGS = {"latency_ms": "e2e_ms"}  # Alternative names of keys, used in cluster files.
 SHARES = ("adapter_share", "request_share")

@@ -9,8 +9,7 @@ import numpy as np
 from packer import checks
 from packer.arrays import FloatArray, IntArray
 
-HYBRID = (0, 9)
-"""Version of vLLM, 0.9.1, from which layers with a window drop tokens; before, all layers keep all tokens."""
+HYBRID = (0, 9)  # vLLM 0.9.1, from which layers with a window drop tokens; before, all layers keep all tokens.
 MOST_SHARE = 0.999  # Largest share of a token's KV cache in layers with a window.
 
 

@@ -26,8 +26,7 @@ _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
 _TABLES = 512  # Largest number of quantile tables that are concatenated at once, or cached: 16 MB.
-_GAMMA: dict[float, FloatArray] = {}
-"""Quantiles of gamma distributions with mean 1 on the grid, by cv; at most `_TABLES` entries."""
+_GAMMA: dict[float, FloatArray] = {}  # Quantiles of gamma distributions with mean 1, by cv; at most `_TABLES` entries.
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,9 @@ from packer.words import money
 
 _MOST_BYTES = 1e15
 _MOST_MS = 1e9
-DEFAULT_STARTUP_S = 120.0
-"""Start-up time of a server, s: loading weights, compilation and CUDA graphs for a model of a few GB."""
-WEIGHTS = "weights"
-"""Provenance key that names the weights a server needs, if they are not those of `ModelSpec.repository`."""
-RANK_1 = (0, 12)
-"""First version that takes `--max-lora-rank 1` in each release (vllm/config/lora.py; 0.11.1, not 0.11.0)."""
+DEFAULT_STARTUP_S = 120.0  # Start-up time of a server, s: weights, compilation and CUDA graphs for a model of a few GB.
+WEIGHTS = "weights"  # Provenance key of the weights that a server needs, if not those of `ModelSpec.repository`.
+RANK_1 = (0, 12)  # First version that takes `--max-lora-rank 1` (vllm/config/lora.py; 0.11.1, not 0.11.0).
 ONE_TOKENIZER = (0, 11)  # First version without `vllm/transformers_utils/tokenizer_group.py` (pull request 24078).
 
 

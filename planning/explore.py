@@ -38,8 +38,7 @@ from packer.workload import Workload
 GAIN = 0.1  # One more GPU must lower the p95 TTFT or the ITL by this share to be a gain.
 MOST_POINTS = 12
 FAR = 2.0  # After an even split that uses more than this multiple of its limits, only more even splits are tried.
-MANY = 8
-"""If so many servers are too few, the search goes on with the fewest on which splits may do, not with one more."""
+MANY = 8  # If so many servers are too few, go on with the fewest that may do with splits, not with one more.
 WIDE = 100  # With more adapters per server than this, even splits are tried before the solvers' plans.
 SOLVERS = ("spread-refined", "spread")
 """Solvers that propose which adapters share a GPU. The next solver is tried if a proposal breaks the limits."""
@@ -61,8 +60,7 @@ class Frontier(Clock, Conditions):
     workload: Workload
     profile: Profile
     before: int = 0
-    broken: list[Hour] = field(default_factory=list, init=False)
-    """The fresh hours that break the plan that was judged last."""
+    broken: list[Hour] = field(default_factory=list, init=False)  # Fresh hours that break the plan judged last.
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
     """Proposals, by parts of adapters, objective and solver; some are made while servers are simulated."""

@@ -25,13 +25,11 @@ from packer.twin.hours import Hours
 from packer.workload import Workload
 
 WORTH_GPUS = 5  # Plans with fewer GPUs get no such estimate, which takes as long as three to five more servers.
-WORTH_FRESH_GPUS = 10
-"""Below this, full servers are not simulated in the fresh hours that confirmed the plan: that takes half a second."""
+WORTH_FRESH_GPUS = 10  # With fewer GPUs, full servers are not simulated in fresh hours: that takes half a second.
 STEP = 1.02  # Ratio of successive loads: the load that breaks the goal is at most this factor above one that keeps it.
 LEAST, MOST = -12, 20  # Steps from the load of a server of the plan: from 0.79 to 1.49 of it.
 SAMPLES = 3  # Sample servers of each rank. The weakest decides, because every server of a plan must keep the goal.
-FEW = 0.05
-"""A rank with less than this share of a server's load is not sampled: a sample could take millions of quiet copies."""
+FEW = 0.05  # A rank below this share of a load is not sampled: a sample could take millions of quiet copies.
 MANY = 1 << 20  # More slots than a server has adapters: each adapter gets a slot.
 SOURCE = "estimate: full servers of one slot rank keep the goal, if none of mixed ranks or other rates carries more"
 

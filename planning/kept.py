@@ -38,8 +38,7 @@ SERVER_HOURS = 12
 """Minimum number of server-hours in a set of fresh hours if arrivals vary, or if all servers have only parts of
 adapters and may break by chance. If none of 12 breaks its limits, less than 22 % of all hours do, with a confidence of
 95 % (0.78^12 = 0.05)."""
-NEARLY = 0.95
-"""Share of its limits from which a server may break them by the differences between hours of the same load."""
+NEARLY = 0.95  # Share of its limits from which on a server may break them in another hour of the same load.
 TIGHTEST = 4  # Number of servers near their limits that are simulated in `HOURS` fresh hours.
 FURTHER = 100  # First number of the hours that tell whether a plan breaks its limits by chance.
 MANY = 1_000  # Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this.

@@ -15,8 +15,7 @@ from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 
-ENOUGH = 1_000
-"""Number of requests from which the 99th percentile is not that of the first request, which loads the adapter."""
+ENOUGH = 1_000  # Requests from which the 99th percentile is not that of the first, which loads the adapter.
 MOST_HOURS = 24.0
 
 

@@ -16,10 +16,8 @@ from packer.workload import Workload
 
 NEAR = 1.5  # Plans with a server that uses at least this multiple of its limits are not redistributed.
 FEW = 0.2  # Plans are not redistributed, either, if more than this share of the servers breaks its limits.
-TRIES = 6
-"""Number of other servers with which a server that breaks its limits is tried, until both servers keep theirs."""
-GIVEN = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Parts of its load from an adapter that a server gives away; all of it at last."""
+TRIES = 6  # Other servers with which a server that breaks its limits is tried, until both keep theirs.
+GIVEN = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)  # Shares of its load of an adapter that a server gives; all, at last.
 HOTTEST = 2  # Number of adapters of a server of which parts are given away, the hottest first.
 SPREAD = 0.3  # Standard deviation of the noise in the logarithms of loads, so that each attempt has a different order.
 

@@ -18,8 +18,7 @@ from packer.workload import Workload
 
 TIGHT = 0.5  # Try more slots for a server that uses more than this share of its limits.
 FIRST = 4  # Number of servers within their limits whose slots are increased first.
-LESS = 0.9
-"""Increase the slots of the other servers, too, if one of the first then uses at most this share of what it used."""
+LESS = 0.9  # Increase the other servers' slots, too, if one of the first then uses so much less of its limits.
 PACE = 0.5  # Expected mean ITL, as a share of its limit.
 SLOWEST_MS = 100.0  # ITL limit to assume if there is none, or if it is wider than this.
 SPREAD = 3.0  # Provide slots for the mean number of adapters with a request, plus this number of standard deviations.

@@ -40,8 +40,7 @@ from packer.words import listed
 from packer.workload import Workload
 
 ESTIMATED_GPUS = 32  # Larger plans of the default predictor get no estimate of the GPUs needed: it would take seconds.
-GOAL_ADAPTERS = 2_000
-"""With more adapters, a plan with too few GPUs for the goal does not say how many suffice: that takes as long again."""
+GOAL_ADAPTERS = 2_000  # With more, a plan with too few GPUs does not say how many suffice: that takes as long again.
 
 SEARCHED = 0.7  # Share of the time limit for the search; the rest is for verifying and explaining the plan.
 UNVERIFIED = "The search ended before a fresh hour was simulated: a longer --time-limit."

@@ -15,8 +15,7 @@ from packer.solvers.order import exchanged, levelled
 from packer.workload import Workload
 
 SLOTS = 48  # Initial number of slots of each server.
-EVENER = 0.005
-"""A split is worth trying, after one that failed, if its fullest server has less load by at least this share."""
+EVENER = 0.005  # After a split that failed, one is tried if its fullest server has less load by this share.
 
 
 def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -> Iterator[list[Bin]]:

@@ -26,8 +26,7 @@ class Trial:
     best: list[Bin] = field(default_factory=list)
     holds: bool = False
     tried: list[Sequence[Bin]] = field(default_factory=list)  # Proposals that break the limits, with their slots.
-    _worst: float = 1.0
-    """Share of its limits that the best proposal's worst server uses in the first hour, 1 below `FAR_BEYOND`."""
+    _worst: float = 1.0  # Used share of limits on the best proposal's worst server, 1 below `FAR_BEYOND`.
     _cost: float = math.inf
 
     def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from packer.arrays import IntArray
 
-LARGEST_LEAF = 500.0
-"""Leaves have logarithms of factors and odds, whose exponentials must be finite; trained models have less than 20."""
+LARGEST_LEAF = 500.0  # Leaves' logarithms must have finite exponentials; those of trained models are below 20.
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -21,8 +21,7 @@ from packer.io.parquet import decoded
 from packer.io.schema import parse
 from packer.predictors.features import NAMES
 
-FORMAT = "packer dataset 3"
-"""Incremented also when a seed gives other scenarios, so that files of different scenarios are not mixed."""
+FORMAT = "packer dataset 3"  # Changes also when seeds give other scenarios: their files must not mix.
 MAX_ROWS = 4_000_000
 TTFT_LABELS = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms")
 SHARES = ("served_share", "stable")  # Labels between 0 and 1.

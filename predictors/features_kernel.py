@@ -18,8 +18,7 @@ HORIZON_S = 3600.0
 CLIENT_CEILING = 26_800.0  # maximum of outstanding requests in the training data
 N_SUMS = 12  # over the adapters of a bin
 (RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT, LOAD) = range(N_SUMS)
-ROOM = (13, MAX_GROUPS)
-"""Shape of the working memory that callers pass, because an allocation in a kernel takes 0.4 s to compile."""
+ROOM = (13, MAX_GROUPS)  # Working memory from the caller: an allocation in a kernel takes 0.4 s to compile.
 SUMS = 9  # Row of the working memory with the sums of the latest bin.
 
 

@@ -139,8 +139,7 @@ class Knn(ModelKind):
         return {"points": x, "values": values, "k": np.array([k], dtype=np.int64)}
 
 
-KINDS: dict[str, type[ModelKind]] = {kind.name: kind for kind in (Forest, Boosting, Tree, Svm, Knn)}
-"""The kinds by name."""
+KINDS: dict[str, type[ModelKind]] = {kind.name: kind for kind in (Forest, Boosting, Tree, Svm, Knn)}  # By name.
 
 
 def kind_of(name: str) -> ModelKind:

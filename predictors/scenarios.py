@@ -32,8 +32,7 @@ COUNTS = (8, 16, 32, 64, 96, 128, 160, 192, 256, 320, 384)
 RANKS = (8, 16, 32, 64, 128)  # Ranks of adapters outside the grid.
 MOST_OVERLOADED = 20.0
 SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}  # Shares of the families in a dataset.
-LARGE = (512.0, 4096.0)
-"""Minimum and maximum adapters of servers of the family `large`; other mixtures have at most the minimum."""
+LARGE = (512.0, 4096.0)  # Least and most adapters of the family `large`; other mixtures have at most the least.
 FEWEST_SLOTS = 4  # Minimum slots of the family `large`, if this number fits into memory.
 _TRIES = 200
 _DIMENSIONS = 14

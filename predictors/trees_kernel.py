@@ -85,6 +85,5 @@ def _leaves(x: Float32Array, trees: Ensemble, first: int, last: int) -> float:
     return float(np.add.accumulate(trees.threshold[node], dtype=np.float64)[-1]) if len(node) else 0.0
 
 
-evaluate_bins = Tiered(evaluate, {walk_one: _leaves})
-"""`evaluate`; a call with few bins runs as Python until the kernel is compiled."""
+evaluate_bins = Tiered(evaluate, {walk_one: _leaves})  # A call with few bins runs as Python until compiled.
 SHORT = 64  # Maximum number of bins that take less time as Python than compiling does.

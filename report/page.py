@@ -29,8 +29,7 @@ from packer.workload import Workload
 
 _WORDS = (words.visible, words.plural, words.counted, words.number, words.by_rank)
 _FIGURES = (context.milliseconds, context.slowest, context.percent, context.by_load, context.memory_bars)
-_HELPERS: dict[str, Any] = {each.__name__: each for each in (repr, *_WORDS, *_FIGURES)}
-"""Functions that the page calls."""
+_HELPERS: dict[str, Any] = {each.__name__: each for each in (repr, *_WORDS, *_FIGURES)}  # Functions of the page.
 _ALWAYS = ("solver", "outcome", "gpus", "runtime_s")
 
 

@@ -10,8 +10,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.twin.engine_rules import rules_of
 from packer.twin.simulate import simulate
 
-HIT_RATE = 0.5
-"""Share of cached prompt tokens that the sentence assumes; production traces have 54 to 62 % (arXiv 2506.02634)."""
+HIT_RATE = 0.5  # Cached share of prompt tokens in the sentence; production has 54 to 62 % (arXiv 2506.02634).
 DURATION_S = 900.0
 
 

@@ -13,8 +13,7 @@ from packer.solvers.limit import within_limit
 from packer.solvers.support import counts_gpus
 
 _DEFAULT_S = 60.0
-_EXACT_SHARE = 0.85
-"""Share of the time after greedy that the exact search gets; the twin confirms the plan in the rest."""
+_EXACT_SHARE = 0.85  # Share of the time after greedy for the exact search; in the rest the twin confirms the plan.
 
 
 class Auto:

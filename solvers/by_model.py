@@ -26,8 +26,7 @@ from packer.solvers.base import Problem, Solution, Solver, used_gpus
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.limit import within_limit
 
-MOST_DIVISIONS = 24
-"""Largest (spare GPUs × models) for which every division of the GPUs is evaluated; beyond, by marginal gain."""
+MOST_DIVISIONS = 24  # Most (spare GPUs × models) with every division evaluated; beyond, by marginal gain.
 
 Rank = tuple[float, ...]
 

@@ -21,11 +21,9 @@ from packer.sessions import Sessions
 from packer.solvers.candidates import slot_ranks
 from packer.workload import Workload
 
-MAX_CLASSES = 48
-"""Most classes for exact methods, unless there are more ranks, or more limits, priorities and acceptances of them."""
+MAX_CLASSES = 48  # Most classes for exact methods, unless ranks, limits, priorities and acceptances need more.
 
-FEW_BINS = 17_000
-"""Up to this number of different bins, every bin is evaluated: 14 different adapters make 16,383 bins."""
+FEW_BINS = 17_000  # Up to so many different bins, every bin is evaluated: 14 different adapters make 16,383 bins.
 
 _CUTS = 8  # Places at which a cut is tried in each dimension.
 

@@ -17,8 +17,7 @@ from packer.solvers.slots import Climb, Score, search
 _BATCH = 256
 _REMEMBERED = 400
 _CHECK_EVERY = 16
-_KNOWN_BYTES = 256 * 2**20
-"""Limit on the memory of stored results; each takes `_ENTRY_BYTES` and 4 bytes for each class."""
+_KNOWN_BYTES = 256 * 2**20  # Most memory of stored results; each takes `_ENTRY_BYTES` and 4 bytes per class.
 
 _ENTRY_BYTES = 160
 

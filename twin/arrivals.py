@@ -27,8 +27,7 @@ from packer.workload import Workload
 MAX_REQUESTS = 100_000_000
 SIDES = ("input_tokens", "output_tokens")
 EARLIER = 6.0  # Sessions are drawn from this many mean lengths of the longest sessions before the run.
-MOST_EARLIER = 2_000_000
-"""Expected requests of sessions before the run, at most; then the sessions before them are repetitions."""
+MOST_EARLIER = 2_000_000  # Most expected requests of sessions before the run; further sessions are repetitions.
 BLOCK_TOKENS = 16  # Tokens of a block of shared prefixes: the default `block_size` of vLLM.
 
 

@@ -24,8 +24,7 @@ READ: tuple[Release, ...] = tuple(map(tuple, _TABLE["read"]))  # Versions whose 
 OLDEST: Release = (0, 0)
 PRIORITIES: Release = (0, 16)  # The first version whose order of priorities was compared with vLLM's own scheduler.
 DRAFTS: Release = (0, 32)  # The first version whose speculative decoding was compared.
-QUEUE_LIMIT: Release = (0, 29)
-"""The first version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py, `check_admission`)."""
+QUEUE_LIMIT: Release = (0, 29)  # First version with `--max-num-queued-reqs` (vllm/v1/engine/async_llm.py).
 BFLOAT16_CACHE: Release = (0, 11)
 """The first version that takes `--kv-cache-dtype bfloat16` (vllm/config/cache.py, `CacheDType`; not in 0.10.0)."""
 ASYNC: Release = (0, 10)  # The first version with `--async-scheduling` (vllm/engine/arg_utils.py).

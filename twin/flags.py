@@ -23,8 +23,7 @@ CALLED: dict[str, Any] = ENGINE_FLAGS | {"no_cpython_wrapper": True, "forceinlin
 INLINED: dict[str, Any] = CALLED | {"forceinline": True}
 """For such kernels that are called in each step, or are short: a call passes the parts of all arrays."""
 
-ENTERED: dict[str, Any] = ENGINE_FLAGS | {"forceinline": True}
-"""For kernels that are called in each step, and by Python, too."""
+ENTERED: dict[str, Any] = ENGINE_FLAGS | {"forceinline": True}  # For kernels that each step and Python call.
 
 # Kernels made by another version of `kernel_library` are recompiled.
 install(FLAGS, ENGINE_FLAGS, CALLED, INLINED, ENTERED, {"libraries": Path(kernel_library.__file__).read_bytes()})

@@ -28,14 +28,12 @@ from packer.twin.until_clear import evaluation_of, is_idle
 from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
-MOST_REQUESTS = 20_000_000
-"""Stored hours keep the TTFT of at most this many requests (4 bytes each); beyond that the oldest hours drop it."""
+MOST_REQUESTS = 20_000_000  # Stored hours keep the TTFT of so many requests (4 bytes each); beyond, the oldest drop it.
 FIRST, TOGETHER = 2, 4
 """Number of servers whose rooms are searched at once, at first and later; a search begins at the room of the last
 server."""
 MOST_AHEAD = 32  # Most hours that are begun, or kept, before they are asked for.
-FRESH_HOURS = 3
-"""Number of further hours in which servers are simulated that may break their limits by chance (`Hours.by_chance`)."""
+FRESH_HOURS = 3  # Further hours in which servers that may break their limits by chance are simulated.
 MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
 SLO = {"slo_used": 1.0}  # The limits of adapters (`Workload.slo`) as the limit of a figure.
 
@@ -80,8 +78,7 @@ class Hours:
     """With the fleet, so that no other fleet gets its id."""
     _broken: dict[Any, tuple[Workload, BrokenError]] = field(default_factory=dict)
     """Hours that were ended because they broke their limits, with the fleet, too."""
-    _sizes: dict[Any, int] = field(default_factory=dict)
-    """Numbers of requests of the hours that keep their TTFT, the oldest first."""
+    _sizes: dict[Any, int] = field(default_factory=dict)  # Requests of hours that keep their TTFT, the oldest first.
 
     _workers: Workers = field(default_factory=Workers)
     _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)

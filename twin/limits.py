@@ -22,8 +22,7 @@ from packer.workload import Workload
 USED_UP = 0.5  # A resource of which less than this share is in use limits nothing on average.
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
 START_S = 300.0  # Time after the start in which adapters are used for the first time, s.
-MOSTLY = 0.95
-"""Share of late requests that would keep their limit without first uses: enough to keep a 95th percentile within it."""
+MOSTLY = 0.95  # Share of late requests that keep their limit without first uses: enough for a p95 within it.
 BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
 MOST_LOADS = 1.0  # Loads per request that a cold cache explains; vLLM needs more if it evicts adapters of the batch.
 

@@ -11,18 +11,13 @@ from packer.profile import Profile
 
 DEFAULT_CONFIDENCE = 0.95  # Default confidence that a plan holds.
 UNCALIBRATED_MARGIN = 0.1  # Share by which rates are raised for profiles without held-out errors.
-HARDENING_STEP, HARDENING_STEPS = 0.03, 3
-"""Least increase of the margin each time the twin refuses a plan, and how often it is increased."""
-MIXED = (0.0, 0.15, 0.35)
-"""Additional margins for mixes of kinds: they are searched for throughput, and latency is checked afterwards."""
-CONFIRMING = 0.02
-"""Two hours of one fleet differ by about a percent: a solver does not confirm a server that holds by less than this."""
-LATENCY_SLACK = 1.02
-"""Latencies differ by about a percent from seed to seed: a limit is broken if it is exceeded by more than 2 %."""
+HARDENING_STEP, HARDENING_STEPS = 0.03, 3  # Least increase of the margin when the twin refuses a plan, and how often.
+MIXED = (0.0, 0.15, 0.35)  # Additional margins for mixes of kinds: searched by throughput, then checked for latency.
+CONFIRMING = 0.02  # Hours of a fleet differ by about a percent: a server that holds by less is not confirmed.
+LATENCY_SLACK = 1.02  # Latencies differ by about a percent between seeds: a limit is broken beyond 2 %.
 BAND_KEYS = ("estimated_capacity_low", "estimated_capacity_high")
 """Keys in `Profile.errors` of an estimate: the band of real capacity / estimated capacity of a server."""
-QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
-"""Confidences at which a calibration writes its capacity error into the profile."""
+QUANTILES = (0.5, 0.8, 0.9, 0.95, 0.99)  # Confidences at which a calibration writes capacity errors into the profile.
 
 
 def error_key(confidence: float) -> str:

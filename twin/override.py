@@ -14,15 +14,12 @@ from packer.profile import MemorySpec, Profile
 from packer.twin.engine_rules import check_async
 from packer.twin.memory.policy import least_kv_tokens
 
-BYTES_PER_LOGIT = 18
-"""Bytes per logit that vLLM's profiling run takes in the sampler: bf16, float32, sorted float32 and int64 indices."""
+BYTES_PER_LOGIT = 18  # The sampler's bytes per logit in profiling: bf16, float32, sorted float32, int64 indices.
 
-SAMPLER_RELEASE = (0, 11)
-"""Version from which the sampler takes more: a constant from seven measured servers (`packer.fit.memory`)."""
+SAMPLER_RELEASE = (0, 11)  # From here the sampler takes more: a constant from seven servers (`packer.fit.memory`).
 
 SAMPLER_BYTES_PER_LOGIT = 38.2
-LARGEST_VOCABULARY = 262_144
-"""Gemma's vocabulary: a profile does not have that of its model, and memory must not be underestimated."""
+LARGEST_VOCABULARY = 262_144  # Gemma's: profiles lack their model's, and memory must not be underestimated.
 VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")  # Pattern of a version of vLLM.
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 FEW_REQUESTS = 60  # With fewer completed requests than this, an adapter's 95th percentile is that of its server.
-FEW_MAY_REACH = 2.0
-"""A 95th percentile of few requests is nearly their largest: it breaks a limit only beyond this multiple of it."""
+FEW_MAY_REACH = 2.0  # The p95 of few requests is nearly their largest: it breaks a limit beyond this multiple.
 
 MEAN_FROM = 5  # Number of completed requests from which the mean of an adapter with few requests is more than chance.
 FEW_CHANCE = 0.05

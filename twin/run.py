@@ -68,8 +68,7 @@ class Run:
     max_outstanding: int | None = None
 
     max_loras = cached_property(lambda self: int(self.settings.max_loras))  # Slots: adapters on the GPU at once.
-    max_lora_rank = cached_property(lambda self: int(self.settings.max_lora_rank))
-    """Largest rank that the server takes."""
+    max_lora_rank = cached_property(lambda self: int(self.settings.max_lora_rank))  # Largest rank that it takes.
 
     # ---- counts and throughput
     @property
@@ -110,8 +109,7 @@ class Run:
     held_back = cached_property(by_server.held_back)
     """Requests that wait at a `paced` client for a place at the end of the run; 0 for other clients."""
     completed = cached_property(lambda self: len(self._completed))  # Requests that got all their tokens.
-    request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))
-    """Completed requests / duration, req/s."""
+    request_throughput = cached_property(lambda self: float(self.completed / self.duration_s))  # Completed requests/s.
     input_throughput = cached_property(lambda self: by_server.tokens(self, "input_tokens") / self.duration_s)
     """Input tokens of completed requests / duration, tok/s."""
     output_throughput = cached_property(lambda self: by_server.tokens(self, "output_tokens") / self.duration_s)
@@ -119,16 +117,14 @@ class Run:
     total_token_throughput = cached_property(lambda self: float(self.input_throughput + self.output_throughput))
     """Input + output tokens of completed requests / duration, tok/s."""
 
-    served_share = cached_property(served_share)
-    """Tokens completed / tokens sent, in [0, 1]; see `packer.twin.stability`."""
+    served_share = cached_property(served_share)  # Tokens completed / tokens sent; see `packer.twin.stability`.
 
     @property
     def starved(self) -> bool:
         """Completed less than 0.9 of the tokens sent; a server that does not start is starved."""
         return self.served_share < STARVATION_THRESHOLD
 
-    stable = cached_property(is_stable)
-    """Whether the queue does not grow, as far as this run shows; see `packer.twin.stability.is_stable`."""
+    stable = cached_property(is_stable)  # Whether this run shows no growing queue; see `packer.twin.stability`.
 
     preemptions = _field("preemptions")  # Requests preempted because no KV block was free; they are recomputed.
 
@@ -140,8 +136,7 @@ class Run:
     """`prefix_hit_rate` of each adapter, float64 (adapters,); NaN where none of its requests was admitted."""
     adapter_loads = _field("adapter_loads")  # Times that an adapter was brought into a slot.
     disk_loads = _field("disk_loads")  # Adapter loads that came from disk.
-    draft_acceptance = cached_property(figures.draft_acceptance)
-    """Kept drafts / drafts of speculative decoding; NaN without it."""
+    draft_acceptance = cached_property(figures.draft_acceptance)  # Kept / all drafts of speculative decoding, or NaN.
     draft_acceptance_needed = cached_property(figures.draft_acceptance_needed)
     """`draft_acceptance` from which on the server is no slower than without speculative decoding; NaN without it."""
 
@@ -150,8 +145,7 @@ class Run:
         """Adapter loads per completed request; NaN where nothing completed."""
         return self.adapter_loads / self.completed if self.completed else math.nan
 
-    metric_series = _field("series")
-    """Time series of `vllm:lora_requests_info` at the end; 0 where /metrics is not scraped."""
+    metric_series = _field("series")  # Series of `vllm:lora_requests_info` at the end; 0 without scrapes of /metrics.
     metric_names = _field("names")  # Adapters named in the labels of these series.
     engine_mean_ttft_ms = cached_property(lambda self: by_server.mean(by_server.engine_ms(self, 0, 1)))
     """Mean TTFT within the engine, ms: without the front end, over completed requests."""
@@ -221,8 +215,7 @@ class Run:
     """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""
     median_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.5))
     """Median gap, over all tokens that came out; from a histogram with bins of 0.7 %."""
-    p99_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.99))
-    """99th percentile of the gaps, from the same histogram."""
+    p99_itl_ms = cached_property(lambda self: by_server.itl_quantile(self, 0.99))  # From the same histogram.
 
     @cached_property
     def penalized_mean_ttft_ms(self) -> float:
@@ -233,10 +226,8 @@ class Run:
         return float((self.ttft_ms.sum() + unfinished * self.duration_s * 1e3) / self.sent)
 
     # ---- frames
-    mean_running = cached_property(lambda self: by_server.mean_state(self, "running"))
-    """Time-weighted mean of running requests."""
-    mean_waiting = cached_property(lambda self: by_server.mean_state(self, "waiting"))
-    """Time-weighted mean of waiting requests."""
+    mean_running = cached_property(lambda self: by_server.mean_state(self, "running"))  # Time-weighted mean.
+    mean_waiting = cached_property(lambda self: by_server.mean_state(self, "waiting"))  # Time-weighted mean.
     mean_kv_usage = cached_property(by_server.mean_kv_usage)  # Time-weighted mean share of the KV blocks in use.
     max_running = _field("peak_running")  # Largest batch.
 
@@ -297,8 +288,7 @@ class Run:
     """The timeline of each server: server, then the columns of `timeline`, and busy_share."""
     per_server = cached_property(by_server.per_server_frame)
     """One row per server: server, kind, and the figures `packer.twin.per_server.SHOWN`."""
-    hit_rate = cached_property(by_server.hit_rate)
-    """Admissions whose adapter was on the GPU / admissions; NaN without admissions."""
+    hit_rate = cached_property(by_server.hit_rate)  # Share of admissions whose adapter was on the GPU; NaN without any.
     host_hit_rate = cached_property(by_server.host_hit_rate)
     """Requests whose adapter was in the host memory of their node / requests; NaN if it holds everything."""
     aborted = _field("aborted")  # Requests that a server gave up while they waited (early abort).
@@ -343,8 +333,7 @@ class Run:
         share = self.workload.slo.adapter_share
         return max(float(np.sort(used)[math.ceil(share * len(used) - 1e-9) - 1]), others)
 
-    server_slo_used = cached_property(figures.server_used)
-    """Largest share of the limits of servers that a server uses; 0 without any."""
+    server_slo_used = cached_property(figures.server_used)  # Largest used share of servers' limits; 0 without any.
     slo = cached_property(lambda self: dict(self.workload.slo.limits.to_dict()))  # The limits of the goal.
 
     worst_adapter_ttft_ms = cached_property(

@@ -33,10 +33,8 @@ from packer.twin.tuning.state import Tuning
 from packer.twin.watch import PARTS, Watch
 from packer.workload import Workload
 
-LIKELY_STEPS_S = 100.0
-"""Engine steps per second that change the sets of adapters named by /metrics; hardly any server has more."""
-LIKELY_REQ_S = 64.0
-"""Requests per second that hardly any server completes: marks are drawn for this rate, more if they run out."""
+LIKELY_STEPS_S = 100.0  # Steps per second that change /metrics' sets of adapters; hardly any server has more.
+LIKELY_REQ_S = 64.0  # Requests per second that hardly any server completes: marks are drawn for so many, then for more.
 
 
 @dataclass(frozen=True, eq=False)

@@ -87,8 +87,7 @@ STEADY = 0.2
 """Growth relative to the middle third that must be excluded for a server to be clearly stable: a queue that grows
 steadily has 0.67; a queue that drifts at random, at a load of exactly 1, has 0.29."""
 
-SLOW = 0.0025
-"""Growth, or remaining queue, as a share of the requests sent, that is too small to matter: 9 s of wait in an hour."""
+SLOW = 0.0025  # Growth or queue, as a share of the requests sent, too small to matter: 9 s of wait in an hour.
 
 SEEDS = 5
 T_CLEAR = 2.78  # One-sided 2.5 % point of Student's t with `SEEDS` - 1 degrees of freedom.

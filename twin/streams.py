@@ -15,8 +15,7 @@ from packer.arrival import Bursts
 from packer.twin.bursts import integrated
 
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
-MOST_KEPT = 2**16
-"""Most requests of a server whose numbers are kept: a search simulates it with several slots and rates."""
+MOST_KEPT = 2**16  # Most requests of a server whose numbers are kept, for searches over slots and rates.
 
 
 def generator(seed: int, stream: int) -> np.random.Generator:

@@ -34,8 +34,7 @@ FEW_WAITING = 2.0
 CLEARLY_STARVED = 0.8
 SAME_PACE = 0.03
 NEAR_EDGE = (0.86, 0.94)
-EDGE_ERRORS = 3.0
-"""Standard errors (`share_error`) from the edge of starvation beyond which further runs would say the same."""
+EDGE_ERRORS = 3.0  # Standard errors (`share_error`) from the edge of starvation beyond which all runs say the same.
 EDGE_SEEDS = 3
 
 

@@ -13,8 +13,7 @@ from packer.cli.output import Table
 from packer.cli.traffic import refuse_unused
 
 FOLDER = click.Path(file_okay=False)
-SETTINGS = {"max-model-len": 4096, "max-num-seqs": 256, "max-num-batched-tokens": 2048}
-"""Default settings of vLLM on a GPU."""
+SETTINGS = {"max-model-len": 4096, "max-num-seqs": 256, "max-num-batched-tokens": 2048}  # Default settings of vLLM.
 
 
 @bundle

@@ -176,8 +176,7 @@ def _check_engine(plan: Plan, format_name: str) -> None:
 
 
 _SAME = {".yml": ".yaml"}
-_FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")
-"""Usual suffixes of files; suffixes such as `.d` or `.2` may belong to the name of a folder."""
+_FILE_SUFFIX = re.compile(r"\.[a-z][a-z0-9]{1,5}")  # Usual suffixes of files; `.d` or `.2` may end a folder's name.
 
 
 def output_paths(names: Sequence[str], output: str, *, force: bool) -> dict[Path, str]:

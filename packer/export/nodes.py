@@ -11,8 +11,7 @@ from packer.io.shipped import table
 _KEY = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 _VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
 _MOST_CHARACTERS = 63
-KINDS = table("packer.export", "nodes.toml")
-"""Name of a GPU in profiles → key and values of its node label, and its name in Ray."""
+KINDS = table("packer.export", "nodes.toml")  # Name of a GPU → key and values of its node label, and its name in Ray.
 
 
 def short_name(gpu: str) -> str:

@@ -14,8 +14,7 @@ from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Options, routes
 
 VERSION = 1
-MOST_RULES = 16
-"""Most rules of an HTTPRoute, and most backends of a rule (gateway-api v1.2 to v1.6, apis/v1/httproute_types.go)."""
+MOST_RULES = 16  # Most rules of an HTTPRoute, and backends of a rule (gateway-api v1.2 to v1.6, httproute_types.go).
 _TOTAL_WEIGHT = 10_000
 Servers = tuple[ExportedServer, ...]
 

@@ -122,8 +122,7 @@ class PlainFields(FileTable):
     objective: str = Field(pattern=r"\S")
     solver: str = Field(pattern=r"\S")
     predictor: str = Field(pattern=r"\S")
-    objective_value: list[float | None]
-    """None stands for infinity, such as the latency of a server that does not start."""
+    objective_value: list[float | None]  # None stands for infinity, as the latency of a server that does not start.
     lower_bound: float | None = None
     bound_proven: bool = False
     bound_source: str = ""

@@ -28,8 +28,7 @@ OPTIONAL = (
     "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts", "own_bursts",
     "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens", "priority", "acceptance",
 )  # fmt: skip
-_LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")
-"""Columns whose cell is empty if the adapter's value is None or 0."""
+_LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")  # Columns whose cell is empty if the value is None or 0.
 _READERS: dict[str, Callable[[Row, str], Any]] = {
     "model": Row.text,
     "slo_class": Row.name,

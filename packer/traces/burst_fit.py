@@ -14,8 +14,7 @@ SCALES_S = tuple(float(f"{0.1 * 3**k:.2g}") for k in range(14))
 MIN_CV = 0.05
 MIN_WEIGHT = 0.01
 GRID = 300  # Number of cells of a window for computing how much of bursts is lost when the trend is removed.
-SMALL_VARIANCE = 0.1
-"""Lower limit, as a share of the largest variance, on the scale of relative errors: smaller variances are noise."""
+SMALL_VARIANCE = 0.1  # Least scale of relative errors, as a share of the largest variance: less is noise.
 
 
 def fitted(

@@ -21,17 +21,13 @@ from packer.traces.burst_fit import MIN_CV, fitted, polynomials
 from packer.traces.trace import Trace
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
-MOST_WINDOWS = 20_000_000
-"""Widths of which a trace has more windows are skipped; three weeks have about this many windows of 0.1 s."""
+MOST_WINDOWS = 20_000_000  # Widths with more windows in a trace are skipped; three weeks have about as many of 0.1 s.
 SMALLEST_CELL_S, MAX_CELLS = 0.05, 2_000_000
-LONGEST_SHARE = 0.1
-"""Longest time scale and lag, as a share of the trace: longer ones can't be estimated from a single realisation."""
+LONGEST_SHARE = 0.1  # Longest time scale and lag, as a share of the trace: one realisation does not show longer ones.
 FEWEST_CELLS = 10  # Smallest number of cells of a window for which covariances are estimated.
 SIGNIFICANCE = 0.999
-OWN_CELL_S = 5.0
-"""Shortest time scale of adapters' own bursts, s: single adapters have too few requests for shorter ones."""
-TREND_DEGREE = 2
-"""Degree of the polynomial that models the trend inside a window: the rise, peak or fall of a day's traffic."""
+OWN_CELL_S = 5.0  # Shortest time scale of adapters' own bursts, s: one adapter has too few requests for less.
+TREND_DEGREE = 2  # Degree of the polynomial for the trend inside a window: rise, peak or fall of a day's traffic.
 
 
 def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:

@@ -17,8 +17,7 @@ from packer.traces.prefixes import Shared, first_turns, measured_prefixes
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
-OWN_CV_FROM = 100
-"""Number of requests from which an adapter's own cv of lengths is measured; with fewer, the fleet's cv is used."""
+OWN_CV_FROM = 100  # Requests from which an adapter's own cv of lengths is measured; below, it is the fleet's.
 
 
 def measure_workload(

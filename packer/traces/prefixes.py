@@ -17,11 +17,9 @@ from packer.traces.trace import Trace
 from packer.workload import Workload
 
 BLOCK_TOKENS = 16  # Tokens of a block of vLLM's KV cache; prefixes are whole multiples of it.
-MOST_WAYS = 3
-"""A block with more different successors belongs to a system prompt or a document, not to a single conversation."""
+MOST_WAYS = 3  # A block with more different successors is of a system prompt or document, not of one conversation.
 FEWEST_TURNS = 1.05  # Requests per session below which a trace or adapter counts as one without sessions.
-OWN_FROM = 100
-"""Number of sessions from which an adapter's own turns and think time are measured, instead of the fleet's."""
+OWN_FROM = 100  # Sessions from which an adapter's own turns and think time are measured, instead of the fleet's.
 
 
 def common_groups(blocks: Blocks) -> IntArray:

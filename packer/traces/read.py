@@ -29,12 +29,10 @@ from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace, trace_of_requests
 
 if TYPE_CHECKING:
-    Requests = tuple[pl.DataFrame, dict[str, Any]]
-    """The first argument of `trace_of_requests`, and further ones by name."""
+    Requests = tuple[pl.DataFrame, dict[str, Any]]  # Arguments of `trace_of_requests`: the first, and others by name.
 
 MAX_TIME_S = 1e15
-_JSON_LINES = re.compile(r"[\ufeff\s]*([{\[]|[^\n]*\n\s*\{)")
-"""The first line or the second is an object: one may be damaged."""
+_JSON_LINES = re.compile(r"[\ufeff\s]*([{\[]|[^\n]*\n\s*\{)")  # Line 1 or 2 is an object: one may be damaged.
 
 
 @reader

@@ -27,8 +27,7 @@ from typing import Any
 from packer.adapter import MAX_RANK
 from packer.errors import FileFormatError
 
-Series = Sequence[tuple[Mapping[str, Any], Sequence[tuple[float, float]]]]
-"""Labels of a series and its points (time, value)."""
+Series = Sequence[tuple[Mapping[str, Any], Sequence[tuple[float, float]]]]  # Labels of a series and its points.
 
 _LISTS = ("running_lora_adapters", "waiting_lora_adapters", "max_lora", "__name__")
 _ADAPTER = ("adapter_name", "level", "pinned", "rank", "__name__")

@@ -11,8 +11,7 @@ from numba import njit
 from packer.papers.state import CellState
 from packer.twin.flags import ENGINE_FLAGS
 
-STEP, FACTOR = 0.05, 1.1
-"""Step by which a share changes if the current kind of batch serves more, and factor if it serves less."""
+STEP, FACTOR = 0.05, 1.1  # Step of a share if the current kind of batch serves more; factor if it serves less.
 
 
 @njit(**ENGINE_FLAGS)

@@ -13,8 +13,7 @@ from packer.solvers.columns.generation import Columns
 from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import Feasibility, OutOfTime
 
-MOST_EVALUATED = 20_000
-"""The search ends after this number of servers, on every machine: 200 adapters take 1,300, 5,000 some 10,000."""
+MOST_EVALUATED = 20_000  # The search ends after so many servers: 200 adapters take 1,300, 5,000 some 10,000.
 
 SECONDS = 30.0  # The search ends after this time on a machine that is much too slow to reach that number.
 

@@ -29,8 +29,7 @@ _PROOF_SHARE, _COLUMNS_SHARE = 0.5, 0.4
 """Shares of the remaining time: for columns that raise the bound, and for more columns in each integer round."""
 
 _UNMERGED = 160  # Up to this number, each kind of adapter is a class; more kinds are merged into `classes.MAX_CLASSES`.
-FEW_SIMULATED = 100
-"""Up to this number of different bins, each is simulated for a bound alone; the search simulates some hundreds."""
+FEW_SIMULATED = 100  # Up to so many different bins, each is simulated for a bound alone; a search takes hundreds.
 
 _ROUNDS = 40
 _EPSILON = 1e-6

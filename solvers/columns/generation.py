@@ -18,10 +18,8 @@ from packer.solvers.columns.master import Master, solve_relaxation
 from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import OutOfTime
 
-SEARCHED_MARGIN = 5e-3
-"""If bins could not be enumerated, the bound allows for bins worth this share more than the best one found."""
-MISSED = 0.1
-"""Share by which the first rounds of a search may miss the heaviest bin; searches run to the end showed 5 %."""
+SEARCHED_MARGIN = 5e-3  # Without an enumeration, the bound allows for bins worth so much more than the best found.
+MISSED = 0.1  # Share by which the first rounds may miss the heaviest bin; searches to the end showed 5 %.
 
 Schedule = Sequence[tuple[float, int]]
 """Steps (share, starts): the share of the best weights in the weights that are priced, and the starts of the search for

@@ -23,8 +23,7 @@ from packer.solvers.feasibility import Feasibility
 
 MOST_CLASSES = 96  # Most classes of each base model; with more, adapters of similar rates are merged.
 _INTEGER_S = 2.0
-_RELAXED_SHARE = 0.2
-"""Share of the remaining time for one relaxation: a mix that is hard to exclude must leave time for others."""
+_RELAXED_SHARE = 0.2  # Share of the remaining time for a relaxation: a mix hard to exclude leaves time for others.
 _FEW: Schedule = ((0.5, 8), (0.0, 8))
 _ALL: Schedule = ((0.9, 8), (0.5, 8), (0.0, 8))
 """Most steps stay near the best weights so far: weights from few prices are already close to the optimum."""

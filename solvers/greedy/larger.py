@@ -16,12 +16,10 @@ from packer.solvers.headroom import headroom
 from packer.solvers.order import even_order, golden
 from packer.solvers.slots import SlotSearch
 
-_FACTORS = [1.02**k for k in range(232)]
-"""Factors of the rates of a server, to find the load that it can carry by the trees; up to 97."""
+_FACTORS = [1.02**k for k in range(232)]  # Factors of a server's rates, to find its load by the trees; up to 97.
 _WORTH = 32  # The trees, which are optimistic, must predict a saving of more than one GPU in this many.
 _UNITS = 64  # A server is filled in this number of parts of what it is expected to hold.
-_SCALES = np.linspace(0.5, 1.0, 101).tolist()
-"""Shares of the load that servers can carry; the smallest share that suffices is taken."""
+_SCALES = np.linspace(0.5, 1.0, 101).tolist()  # Shares of the load that servers carry; the least that suffices.
 _FIRST = 8  # Number of servers of a plan that are simulated before the others.
 _GROWTH = 50  # After a plan that fails, the next plan has one more GPU for each group of this many, at least one.
 

@@ -28,8 +28,7 @@ from packer.solvers.support import chooses_gpus
 
 _PACKING_SHARE = 0.6  # Share of the time for packing; the rest is for evening out the load.
 MOST_LEFT = 384  # The paper's plan is not repaired if it leaves more adapters unplaced.
-FEW_BINS = 4
-"""Other plans are tried if two servers (one, in plans of at most this many) hold as many adapters as trees know."""
+FEW_BINS = 4  # Other plans are tried if two servers (one, in plans up to this size) are as full as trees know.
 
 
 class Greedy:

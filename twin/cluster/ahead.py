@@ -76,8 +76,7 @@ def idle_ahead(servers: Sequence[Server], marks: Marks) -> Ahead | None:
     return Ahead(pool, each)
 
 
-OWN = ("entries", "blocks", "table", "seats", "held")
-"""Fields of `Pool` of which each server has its own part, besides `all`."""
+OWN = ("entries", "blocks", "table", "seats", "held")  # Fields of `Pool` with a part for each server, besides `all`.
 OWN_EACH = ("chances", "running", "limbo", "batches", "steps", "lingers")
 """Fields of `Each` of which each server has its own part, besides `whole`."""
 

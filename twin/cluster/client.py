@@ -16,8 +16,7 @@ from numba import njit
 from packer.arrays import FloatArray, IntArray
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
-LIKELY_REQ_S = 64.0
-"""Requests per second that hardly any server completes: rows are allocated for this rate, more if they run out."""
+LIKELY_REQ_S = 64.0  # Requests/s that hardly any server completes: rows for this rate are allocated, more if needed.
 
 
 class Client(NamedTuple):

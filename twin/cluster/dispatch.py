@@ -35,8 +35,7 @@ from packer.workload import Workload
 
 Ticking = TickingPolicy | TickingRouter
 MANY = 20_000  # Number of requests from which servers that do not wait for each other run in threads.
-ASSIGNED_S = 3600.0
-"""Interval, s, for which a static router assigns requests at a time if a controller may change the servers."""
+ASSIGNED_S = 3600.0  # For how long, s, a static router assigns requests at a time if a controller may change servers.
 
 
 @dataclass(frozen=True, eq=False)

@@ -175,8 +175,7 @@ class ClusterView:
         blocks = self._field("kv_blocks") - self._field("used")
         return blocks * self._field("block_size")
 
-    waiting_prompt_tokens = property(lambda self: self._field("waiting_prompt"))
-    """Prompt tokens of the requests that are not in the batch."""
+    waiting_prompt_tokens = property(lambda self: self._field("waiting_prompt"))  # Outside the batch.
     active_adapters = property(lambda self: self._field("active"))  # Distinct adapters in the batch.
     slots = property(lambda self: self._field("slots"))  # `max_loras`.
     residents = property(lambda self: self._field("residents"))  # Adapters in slots.

@@ -9,8 +9,7 @@ from packer.twin.engine.state import ServerState
 from packer.twin.engine.waiting import place
 from packer.twin.flags import CALLED, INLINED
 
-PRIORITY_BITS = 40
-"""Low bits of a request's key that hold its place in the order of arrival; the priority is above them."""
+PRIORITY_BITS = 40  # Low bits of a request's key for its place in the order of arrival; the priority is above.
 
 
 @njit(**INLINED)

@@ -27,12 +27,9 @@ def numbers(first: int, end: int) -> list[int]:
 
 
 (NONE, NO_LIMIT) = (numbers(0, 1)[0], numbers(2**60, 2**60 + 1)[0])
-(ACCEPTED, FINISHED, GIVEN_UP) = numbers(1, 4)
-"""`status` of a request. GIVEN_UP: given up while it waited. 0: not arrived, or refused."""
-(IDLE, ACTIVE) = numbers(0, 2)
-"""Rows of `heaps`: adapters with waiting requests, outside the batch (IDLE) or in it (ACTIVE)."""
-(RUNS, WAITS) = numbers(0, 2)
-"""Columns of `words` and `known_requests`: requests that, as far as the front end knows, run or wait."""
+(ACCEPTED, FINISHED, GIVEN_UP) = numbers(1, 4)  # `status` of a request; 0: not arrived, or refused.
+(IDLE, ACTIVE) = numbers(0, 2)  # Rows of `heaps`: adapters with waiting requests, outside the batch or in it.
+(RUNS, WAITS) = numbers(0, 2)  # Columns of `words`, `known_requests`: requests that run or wait for the front end.
 (IN_SLOT, ON_HOST) = numbers(0, 2)  # The two caches of adapters.
 LINE = 64  # Bytes of a cache line.
 

@@ -31,8 +31,7 @@ class Kernel:
                 checks.real(name, getattr(self, name), low=0.0)
 
 
-TERMS = {"bgmv": "per_padded_rank_ms", "mbgmv": "per_request_rank_ms"}
-"""The term of the linear law that each kernel uses."""
+TERMS = {"bgmv": "per_padded_rank_ms", "mbgmv": "per_request_rank_ms"}  # Term of the linear law that each kernel uses.
 
 
 def with_kernel(profile: Profile, spec: str) -> Profile:
