@@ -142,7 +142,7 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
         )
     found = f"{first.kv_cache_tokens:,} KV tokens."
     if first.closed_loop:
-        found += f" Closed loop: always {counted(first.concurrency, 'request')} outstanding."
+        found += f" Closed loop: always {counted(first.concurrency or 0, 'request')} outstanding."
     if advice := (result["verdict"]["cause"] or {}).get("advice"):
         found += f" What would help: {advice}."
     ends = {outage(each.profile.engine, each.max_loras, each.workload.n_loras) for each in first.servers}
