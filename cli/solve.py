@@ -132,8 +132,9 @@ class Planning:
         if self.recommends(old):
             return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
-        objective = self.objective or ("gpus" if old is None else objective_of(old))
-        solver = self.solver or (None if old is None else "replan")
+        stays = old is not None and not set(fleet.names).isdisjoint(old.workload.names)
+        objective = self.objective or ("gpus" if old is None else objective_of(old, stays=stays))
+        solver = self.solver or ("replan" if stays else None)
         slo = fleet.slo if self.slo or follows else None
         return packer.solve(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 

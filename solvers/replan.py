@@ -22,12 +22,13 @@ from packer.solvers.repair import homeward, repaired
 from packer.solvers.slots import SlotSearch
 
 
-def objective_of(old: Plan) -> str:
-    """The default objective to replan a running plan: its latency limits, or "moves" if it has none."""
+def objective_of(old: Plan, *, stays: bool = True) -> str:
+    """The default objective to replan a running plan: its latency limits, or "moves" if it has none; "gpus" then if no
+    adapter stays."""
     if "slo_used" in old.limits:
         return "slo"  # its workload has the goal
     limits = ",".join(f"server.{name}={most!r}" for name, most in old.limits.items())
-    return f"slo:{limits}" if limits else "moves"
+    return f"slo:{limits}" if limits else "moves" if stays else "gpus"
 
 
 class Replan:

@@ -270,7 +270,7 @@ def test_evaluate_refuses_a_duration_without_the_twin(capsys: pytest.CaptureFixt
 
 
 def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    """A changed fleet: who moves, who is new and who is gone is said, and the plan is written."""
+    """A changed fleet, also one with none of its adapters: who moves, is new and gone is said, and the plan written."""
     assert packer("solve", fleet(), "-q") == 0
     text = Path("fleet.csv").read_text().splitlines()
     Path("new.csv").write_text("\n".join([*text[:-5], "extra,8,0.1"]) + "\n")
@@ -280,6 +280,9 @@ def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     new = load_plan("next.json")
     assert new.objective == "moves"
     assert new.objective_value[1] == 0.0
+    Path("new.csv").write_text("adapter,rank,rate\nextra,8,0.1\n")
+    assert packer("solve", "new.csv", "--from", "plan.json", "-o", "other.json") == 0
+    assert "0 adapters moved, 1 new" in capsys.readouterr().out
 
 
 def test_from_keeps_the_limits_of_the_running_plan() -> None:
