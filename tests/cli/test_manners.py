@@ -11,6 +11,7 @@ import pytest
 from packer.cli import cli, run
 from packer.cli.config import every_option
 from packer.cli.declare import FEW_OPTIONS, option_sections
+from packer.goal import OF_MANY, level
 
 
 def walk(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -61,6 +62,14 @@ def test_options_are_explained(words: str, capsys: pytest.CaptureFixture[str]) -
     options = every_option(COMMANDS[words])
     bare = [param.name for param in options if not (param.help or "").partition("[default")[0].strip()]
     assert bare == []
+
+
+def test_the_help_of_slo_says_which_statistics_limit_servers() -> None:
+    """All statistics of one adapter's requests limit adapters, but for quantiles of the ITL, which limit servers."""
+    (slo,) = (each.help or "" for each in every_option(COMMANDS["solve"]) if each.name == "slo")
+    of_servers = {key for key in OF_MANY if level(key) == "server"}
+    assert of_servers == {f"{quantile}_itl_ms" for quantile in ("median", "p90", "p95", "p99")}
+    assert "p99_itl_ms and other quantiles of itl_ms: of every server" in slo
 
 
 @pytest.mark.parametrize(
