@@ -77,7 +77,7 @@ def read_rates(path: str, workload: Workload, *, part: bool = False) -> dict[str
     adapter that the fleet does not have.
     """
     names, rows = csv_rows(read_text(path))
-    if len(names) < 2 or names[0] != "adapter":
+    if len(names) < 2 or names[0] != "adapter" or {"rank", "rate"} <= {*names}:
         raise FileFormatError("expected columns adapter,<load>,<load>,…", row=1)
     loads = names[1:]
     found = {name: [row.real(load, low=0.0, high=1e6) for load in loads] for name, row in by_adapter(rows)}

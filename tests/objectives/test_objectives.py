@@ -180,6 +180,7 @@ def test_headroom_names_its_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("adapter,rank,rate\na0,8,0.5\n", "expected columns"),  # a fleet, whose ranks are no rates
         ("name,day\na0,1", "expected columns"),
         ("adapter,day\na0,x", "row 2, column 'day'"),
         ("adapter,day\na0,-1", "row 2"),
