@@ -45,8 +45,7 @@ KV_BUDGET_BYTES = 20_000_000.0
 def tiny_launch(python: str, version: str) -> Launch:
     """Return the launch of the tiny model; server and client are on different cores if there are two.
 
-    The CPU back end takes the KV cache's size as an option. The GPU's rule, by which slots reduce the KV cache, is
-    therefore emulated.
+    The CPU back end takes the KV cache's size as an option. So the GPU's rule, by which slots reduce it, is emulated.
     """
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
@@ -72,8 +71,8 @@ def install(folder: Path, find_links: str | None) -> str:
 
     A build of torch for the CPU must be among `find_links`, or in PIP_FIND_LINKS or UV_FIND_LINKS.
 
-    Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; the message ends
-    with uv's own.
+    Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; ends with uv's
+    message.
     """
     uv = shutil.which("uv")
     if uv is None:
@@ -104,8 +103,8 @@ def setup_cpu(
 ) -> Path:  # fmt: skip
     """Set up real vLLM on the CPU below `folder`; returns the launch file. A usable environment there is kept.
 
-    `python`: an interpreter that has vLLM already; None makes an environment. `find_links`: folder or page with a CPU
-    build of torch.
+    `python`: an interpreter that has vLLM already; None makes an environment. `find_links`: folder or page of a CPU
+    torch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = folder.resolve() / ".venv-vllm" / "bin" / "python"

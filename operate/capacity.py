@@ -165,8 +165,8 @@ def cache_lost(fleet: Workload, load: FloatArray, near: Nearest, kinds: Sequence
 
 
 def cached_tokens(fleet: Workload, load: FloatArray) -> FloatArray:
-    """Tokens of each adapter that a prefix cache holds for later requests, float64 (m,). A server that lacks them must
-    compute them again.
+    """Tokens of each adapter that a prefix cache holds for later requests, float64 (m,). A server without them computes
+    them again.
 
     The shared prefix, plus the contexts of sessions between two turns. The number of these sessions is later turns per
     second × the time between turns (Little's law); each has first + turns × (output + added) - added tokens, the mean

@@ -29,8 +29,8 @@ def verdict(workload: Workload, cluster: Cluster, results: Sequence[SystemResult
     The best system keeps the SLO for the most requests. A system is as good if the 95 % interval of its difference from
     the best, seed by seed, holds 0, or the difference is at most 0.001, unless the interval is so wide that it may be
     worse. Of systems that are as good, the one with the lowest TPOT is named. Without an SLO, the TPOT alone counts.
-    Systems without token times, as those that serve whole jobs, are left out and named, and so are those whose servers
-    do not start.
+    Systems without token times, as those that serve whole jobs, are left out and named, as are those whose servers do
+    not start.
     """
     known = [each for each in results if each.figures["mean_tpot_ms"].mean is not None]
     others = [each.system for each in results if each not in known and not each.failed]

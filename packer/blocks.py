@@ -35,8 +35,7 @@ class Blocks:
     `ids`: int64, >= 0.
     `tokens`: tokens of a block, >= 1; may differ from the `block_size` of the server.
 
-    Raises `ValidationError`: a value breaks a rule, or an id has two different predecessors; the message names the
-    request, counted from 0.
+    Raises `ValidationError`: a value breaks a rule, or an id has two predecessors; names the request, counted from 0.
     """
 
     starts: IntArray

@@ -264,8 +264,8 @@ class Goal:
     def of_requests(self, workload: Workload) -> dict[str, FloatArray]:
         """Limits that decide whether a request is within the goal: by metric, for each adapter, float64 (n,) each, ms.
 
-        The limits of requests are used if the goal has any. Otherwise the limit of a metric is the widest one that the
-        adapter has for it.
+        The limits of requests are used if the goal has any. Else the limit of a metric is the widest that the adapter
+        has.
         """
         own = self.keys("request")
         if own:

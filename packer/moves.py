@@ -233,11 +233,10 @@ def ordered(
     An adapter leaves a server only after all its new servers hold it. A load waits until another adapter's move frees
     a place. A cycle of moves that wait for each other is broken by a free slot or by a replica.
 
-    `room`: largest number of adapters of each server; None, or an empty sequence: any number. Those of `roomless`, as
+    `room`: most adapters of each server; None, or an empty sequence: any number. Those of `roomless`, as
     the base model, take no room.
     `prune`: also unload adapters that the goal does not name at all. `names`: of the servers, for messages.
-    Raises `IncompatibleError`: the goal has more adapters on a server than fit, or the servers are so full that no
-    order exists.
+    Raises `IncompatibleError`: the goal has more adapters on a server than fit, or no order exists on servers so full.
     """
     rooms, names = list(room) or [None] * len(goal), names or [f"server {s}" for s in range(len(goal))]
     named = {name for placed in goal for name in placed}

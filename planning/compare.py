@@ -25,8 +25,7 @@ from packer.workload import Workload
 
 @dataclass(frozen=True)
 class PlanFigures:
-    """Figures of a whole plan from one source ("twin", "vllm", a predictor): mean TTFT over requests, mean ITL over
-    gaps between tokens."""
+    """Figures of a plan from one source ("twin", "vllm", a predictor): mean TTFT over requests, mean ITL over gaps."""
 
     source: str
     total_token_throughput: float

@@ -68,8 +68,8 @@ def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 
 def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence on whether a verified plan keeps the goal when the requests of a log are replayed, as it must if any
-    number of GPUs does."""
+    """A sentence on whether a verified plan keeps the goal when a log is replayed, as it must if any number of GPUs
+    does."""
     if not job.log_hour or not plan.verified:
         return ()
     used = job.kept.adapters(plan.bins, Hour(job.workload.replaying(job.log_hour), job.seed)).slo_used
@@ -227,8 +227,8 @@ def outcome(
     breaking: int | None, reachable: bool = True, limited: bool = False, spare: int = 0, needed: float = 0.0,
     why: Callable[[FrontierPoint], str] = lambda _point: "",
 ) -> str:  # fmt: skip
-    """The text of a decision: a line that follows the servers' names and says whether the goal holds, then what the
-    servers give.
+    """The text of a decision: a line that follows the servers' names and says whether the goal holds, then what they
+    give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
     it; `limited`: whether it would with more parts of an adapter; `spare`: GPUs that may be lost; `needed`: proven

@@ -222,7 +222,7 @@ def _spread(
 
 
 def _levelled(loads: Mapping[int, float], more: float) -> dict[int, float]:
-    """Shares, by server, of a load of `more` tok/s that fill servers with `loads` up to one level; servers above it get
+    """Shares, by server, of a load of `more` tok/s that fill servers with `loads` up to one level; those above get
     none."""
     rising = sorted(loads, key=lambda s: loads[s])
     total, level, used = more, math.inf, 0

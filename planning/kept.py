@@ -26,8 +26,7 @@ from packer.workload import Workload
 
 
 class Hour(NamedTuple):
-    """An hour in which a fleet is simulated. `apart`: every server draws its own random numbers instead of those of
-    the seed."""
+    """An hour in which a fleet is simulated. `apart`: every server draws random numbers of its own."""
 
     fleet: Workload
     seed: int
@@ -270,8 +269,8 @@ class KeptHours:
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The hours of the `number`-th fresh set and further ones for servers near their limits that break the limits,
-        none if chance explains them; and the `others` that break them. All are tried, because plans are then made for
-        the worst."""
+        none if chance explains them; and the `others` that break them. All are tried: plans are then made for the
+        worst."""
         hours = self.fresh(bins, number)
         broken = self._broken(bins, hours)
         if not broken and (tight := self._tight(bins)):
@@ -285,8 +284,7 @@ class KeptHours:
         return broken
 
     def _is_chance(self, bins: Sequence[Bin], number: int, looked: Sequence[Hour], broken: list[Hour]) -> bool:
-        """Whether chance alone explains the `broken` hours of those `looked` at, which include the `number`-th fresh
-        set."""
+        """Whether chance alone explains the `broken` ones of the hours `looked` at, with the `number`-th fresh set."""
         adapters = len({i for item in bins for i in item.adapters})
 
         def further(first: int, count: int) -> list[float]:

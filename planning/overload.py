@@ -67,8 +67,7 @@ class Overload:
 
     def _all_but_one(self, n: int) -> Iterator[Sequence[Bin]]:
         """Plans in which all servers but one carry as many adapters as keep the goal, and one carries all others.
-        Adapters come in order of requests per token, then of rate; for several ranks, in a second plan by rank
-        first."""
+        Adapters come in order of requests per token, then of rate; for several ranks, also by rank first."""
         fleet = self.job.workload
         # Rounded, so that adapters of equal lengths stay together in spite of rounding errors.
         per_token = -np.round(fleet.rates / np.maximum(fleet.offered_tok_s_by_adapter, 1e-12), 6)

@@ -301,8 +301,7 @@ class Deployment:
         )  # fmt: skip
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
-        """The room of each server; () for more than `MOST_GPUS`, or if the time ended before a factor was known for
-        each server."""
+        """The room of each server; () for more than `MOST_GPUS`, or if the time ended before each had a factor."""
         few = len(plan.bins) <= MOST_GPUS and not self.over()
         found = self.hours.rooms(plan.bins, self.workload) if few else ()
         return () if self.over() and any(room.headroom is None for room in found) else found

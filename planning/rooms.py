@@ -23,7 +23,7 @@ def with_slots(
     hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
     """The servers and their rooms. A server that its slots limit and that has little room gets more slots if that
-    gives it more room.
+    helps.
 
     Servers without any room keep their slots: they need fewer requests.
 

@@ -62,7 +62,7 @@ def _when(sent_s: Float32Array, fleet: Workload) -> str:
 
 def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str, ...]:
     """A sentence about the first minutes after a start, if requests wait for more than twice the limit only or mostly
-    in these minutes."""
+    then."""
     hours = (*kept.hours, kept.given, *kept.fresh(bins, number))
     late = np.hstack([each.late for hour in hours for each in kept.all(bins, hour)])
     early = late[:, starting(late[0], kept.workload)]

@@ -70,8 +70,8 @@ def _fewest(problem: Problem, low: int, high: int) -> list[Bin] | None:
 
 
 def _apart(problem: Problem, most: int) -> list[Bin]:
-    """Up to `most` servers, those of classes with other limits apart, each group with its own spare server; [] if such
-    are not found."""
+    """Up to `most` servers, those of classes with other limits apart, each group with its own spare server; [] if none
+    are found."""
     fleet, order = problem.workload, problem.workload.slo.order(problem.workload)
 
     def found(start: int, end: int) -> list[Bin] | None:

@@ -88,8 +88,8 @@ def twin_failures(
 
     Every scenario of the objective is simulated without a margin, the rates as given first; limits may be exceeded by
     `LATENCY_SLACK`. If the objective demands stable servers, each is simulated until it is clear whether its queue
-    grows. Without an objective (a plan from a file has only its name), starvation and memory are checked at the rates
-    as given.
+    grows. Without an objective (a plan from a file has only its name), starvation and memory are checked at the given
+    rates.
     """
     evaluator = Evaluator(twin, objective)
     found = evaluator.scaled(workload, bins)

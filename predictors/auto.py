@@ -35,8 +35,8 @@ class AutoPredictor:
     """Evaluates with `learned`, but with `twin` if the probability of starvation is in ]low, high[.
 
     The twin also evaluates servers outside the training range of `learned`, and all servers with arrivals other than
-    Poisson, with sessions, with cached prefixes, or with fine-tuning beside their requests: `learned` was not trained
-    on these.
+    Poisson, with sessions, with cached prefixes, or with fine-tuning beside their requests: `learned` does not know
+    these.
 
     `learned`, `twin`: the predictors; if `learned` is None, the twin evaluates everything.
     `low`, `high`: `learned` is uncertain between these probabilities.

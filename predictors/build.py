@@ -74,7 +74,7 @@ def build_dataset(
         done = rows - sum(min(PART_ROWS, rows - k * PART_ROWS) for k in missing)
         progress("scenarios", done, rows)
         for number, found in _simulated(missing, spec, profile, jobs, backend):
-            write_frame(pl.DataFrame(found), parts[number])
+            _write_part(parts[number], found)
             done += len(found)
             progress("scenarios", done, rows)
         try:
@@ -139,3 +139,7 @@ def _end_with(parent: int) -> None:
 
     if not any(thread.name == _WATCH for thread in threading.enumerate()):
         threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+
+
+def _write_part(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_frame(pl.DataFrame(rows), path)

@@ -89,8 +89,7 @@ class LearnedPredictor:
     @classmethod
     @cache
     def guide(cls, profile: Profile) -> LearnedPredictor:
-        """Return the shipped predictor of another profile, if possible of the same model, with this profile's step law
-        and memory.
+        """The shipped predictor of another profile, if possible of the same model, with this one's step law and memory.
 
         A model learns corrections of the equilibrium of its profile's step law. These transfer well enough to guide a
         search whose result the twin confirms, but not for other uses. Raises `ModelError` if no predictor is shipped.

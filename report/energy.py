@@ -3,8 +3,7 @@
 A GPU of 700 W that decodes one request at a time draws 300 W, and 600 W with a batch of 128 (H100 SXM; ML.ENERGY
 Benchmark 3.0, as read by arXiv:2603.17280). The lowest decodes measured on an H200 draw 137 W (arXiv:2605.11999). In
 between, the share grows with the logarithm of the batch. Other GPUs are assumed to draw the same shares of their board
-power, which is accurate to about a fifth (arXiv:2603.17280). Host, network, cooling and fine-tuning jobs are not
-included.
+power, which is accurate to about a fifth (arXiv:2603.17280). Host, network, cooling and fine-tuning are left out.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ _ByProfile = Mapping[Profile | None, _Scaling]
 class Evaluator:
     """Evaluates bins with a predictor, at the loads of an objective.
 
-    A bin starves if it starves in one scenario; its other figures come from the first scenario. The margin raises every
-    rate of every scenario.
+    A bin starves if it starves in one scenario; its other figures come from the first scenario. The margin raises all
+    rates.
 
     `evaluate` is for searches. With the predictor "auto" it uses the trained trees, which may err. `report` evaluates
     the bins that a search found with the whole predictor, or with the twin alone if the objective has limits. If it

@@ -16,8 +16,7 @@ from packer.workload import Workload
 
 
 def within_limit(problem: Problem, found: Solution, *, servers: bool | None = None) -> Solution:
-    """Keep the servers with the most load within `max_gpus` and the stock; adapters of the other servers become
-    unplaced.
+    """Keep the servers with the most load within `max_gpus` and the stock; adapters of others become unplaced.
 
     An adapter is served whole or not at all: an adapter that loses a share leaves every GPU, which may free GPUs for
     other servers. A solution that is cut has no `moves`: it does not continue the running plan.

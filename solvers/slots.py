@@ -163,8 +163,7 @@ class Climb:
 def search(
     climbs: Sequence[Climb], rated: Callable[[list[Bin]], Sequence[Score]], over: Callable[[], bool] = lambda: False
 ) -> list[Bin | None]:
-    """Take one step of every climb at a time until all are done, or until `over` is true after a step; return the best
-    server of each.
+    """Take a step of every climb at a time until all are done, or `over` is true after a step; return each one's best.
 
     `rated`: returns for each server whether it holds (1 or 0), then how good it is; larger is better.
     """

@@ -64,8 +64,8 @@ class ServerHour:
 
 @dataclass(eq=False)
 class Hours:
-    """Hours of servers under a fleet (whole cycles of piecewise rates, the whole of a replayed trace), simulated when
-    first needed.
+    """Hours of servers under a fleet (whole cycles of piecewise rates, all of a replayed trace), simulated when first
+    needed.
 
     `stop`: once it is true, no further simulation is started. `limits`: figures and their limits, to which the first
     mark of `rooms` refers; empty: the limits of the adapters.

@@ -93,8 +93,7 @@ def starting(sent_s: npt.NDArray[np.floating[Any]], fleet: Workload) -> BoolArra
 
 def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
     """Whether `MOSTLY` of the late requests would keep their TTFT limit without the time in which first uses of
-    adapters, one after the other, occupied the API server while these requests waited. `sent_s`, `waits_ms`:
-    `Run.late`."""
+    adapters, one by one, occupied the API server while they waited. `sent_s`, `waits_ms`: `Run.late`."""
     use_s, requests = law_of(sim.profile).frontend["per_first_use_s"], sim.raw.requests
     first_s = np.full(len(sim.workload), np.inf)
     np.minimum.at(first_s, requests.adapter, requests.time_s)

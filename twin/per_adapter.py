@@ -138,9 +138,8 @@ def judged_ms(sim: Run, key: str) -> FloatArray:
 
 
 def _waited_ms(sim: Run, what: str) -> FloatArray:
-    """Return the longest wait of each adapter's requests until the end of the run, ms, float64 (m,). `what`: "ttft"
-    (for the first token) or "e2e". 0 for adapters with a completed request. A refused request waits for the whole
-    run."""
+    """Return the longest wait of each adapter's requests until the run's end, ms, float64 (m,). `what`: "ttft" (for the
+    first token) or "e2e". 0 for adapters with a completed request. Refused requests wait for the whole run."""
     raw, end_s, none = sim.raw, sim.duration_s, sim.completed_of == 0
     rows = np.flatnonzero(none[raw.requests.adapter])
     first_s, waited_s = raw.first_s[rows], np.where(none & (raw.refused > 0), end_s, 0.0)

@@ -237,8 +237,7 @@ class Run:
 
     per_adapter = cached_property(figures.per_adapter_frame)
     """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of completed requests,
-    total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms, slo_attainment (null where nothing
-    completed)."""
+    total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms, slo_attainment (null without any)."""
     adapter_mean_ttft_ms = cached_property(figures.mean_ttft_ms)
     """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_p95_ttft_ms = cached_property(figures.p95_ttft_ms)
@@ -271,8 +270,8 @@ class Run:
         return tuple(self.server(k) for k in range(len(self.cluster or "1")))
 
     def adapter(self, which: int | str) -> dict[str, Any]:
-        """The row of `per_adapter` of one adapter, by its number or its name. Raises `UnknownNameError`: the workload
-        has no such adapter."""
+        """The row of `per_adapter` of one adapter, by its number or its name. Raises `UnknownNameError`: there is
+        none."""
         names = self.workload.names
         number = names.index(which) if which in names else which
         if not isinstance(number, int) or not 0 <= number < len(names):

@@ -212,8 +212,8 @@ def stability(
     the correlation within them). The runs get twice as long until the result is clear, up to `LONGEST_S` (or
     `duration_s`); an unclear result counts as unstable. A replayed trace cannot be lengthened: its one run decides.
 
-    `workload`, `profile`, `server`: as `packer.twin.simulate.simulate` takes them. `duration_s`: of the first run; None
-    as in `simulate`.
+    `workload`, `profile`, `server`: as in `packer.twin.simulate.simulate`. `duration_s`: of the first run; None as
+    there.
     """
     from packer.twin.simulate import simulate
 

@@ -50,8 +50,8 @@ class ClearEvaluation:
 
 
 def steady_share(sim: Run, whole_s: float) -> float | None:
-    """Share that an overloaded server serves in `whole_s`, extrapolated from a shorter run; None if the run has not
-    reached its pace.
+    """Share that an overloaded server serves in `whole_s`, extrapolated from a shorter run; None before the run has its
+    pace.
 
     The pace is steady if the last two thirds of the run complete the same tokens per second, and if the queue can no
     longer change it: every adapter has its slot, or the client's ceiling is reached.

@@ -136,8 +136,7 @@ def parse_yaml(text: str) -> Any:
     Values that YAML 1.1 and 1.2 read differently (`on`, `010`, `1:30`, `2024-05-01`) stay text. Tags are refused, and
     so are aliases, because a few of them can expand to gigabytes.
 
-    Raises `FileFormatError`: the text is not YAML, repeats a key in an object, has an alias or a tag, or is nested too
-    deeply.
+    Raises `FileFormatError`: the text is not YAML, repeats a key in an object, has an alias or tag, or is too deep.
     """
     import yaml
 

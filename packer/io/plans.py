@@ -299,8 +299,7 @@ def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
 
 def _adapters(file: PlanFile, unplaced: BoolArray) -> AdapterFigures | None:
     """Figures of each adapter; null becomes NaN. A placed adapter without a share of its limits is on a server that
-    starves, queues or does not start: the share is infinite. `unplaced`: whether an adapter has no server, bool
-    (n,)."""
+    starves, queues or does not start: the share is infinite. `unplaced`: bool (n,), whether it has no server."""
     n = len(unplaced)
     if file.adapters is None:
         return None

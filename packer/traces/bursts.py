@@ -218,8 +218,8 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
 
 def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray, float]:
     """Lags, s; autocovariance of rows at these lags, summed over rows, / sum of their squared means; and this sum.
-    `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are averaged over
-    bands of lags."""
+    `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are means over
+    bands."""
     from scipy.fft import next_fast_len
 
     # Lag 0 is left out: it has the Poisson noise of the counts.

@@ -83,7 +83,7 @@ class RateTable:
     def loads(self, percentiles: Sequence[float] = (50.0, 95.0)) -> dict[str, FloatArray]:
         """Rate vectors that a plan may be required to serve, float64 (adapters,) each, by name.
 
-        `mean`: the mean rates. `p95` and so on: the window whose offered load is at that percentile of all windows.
+        `mean`: the mean rates. `p95` and so on: the window whose offered load is at that percentile.
         `peak`: the window with the highest offered load. `each-peak`: every adapter at its own highest rate, an upper
         bound on all windows.
         """

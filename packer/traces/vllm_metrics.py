@@ -9,11 +9,10 @@ vLLM's counters do not distinguish adapters. Two gauges name adapters:
 - `vllm:lora_adapter_loaded` (proposed in pull request 54830, which deprecates the gauge above): a series for each
   adapter in the GPU's slots or in host memory, with its rank.
 
-Shares are estimated from how often an adapter is seen. If its requests arrive at random with rate r and stay for a
-time W, at least one is in flight with probability p = 1 − exp(−r·W) (an M/G/∞ queue). If adapters outnumber slots, an
+Shares are estimated from how often an adapter is seen. If its requests arrive at random with rate r and stay for a time
+W, at least one is in flight with probability p = 1 − exp(−r·W) (an M/G/∞ queue). If adapters outnumber slots, an
 adapter is in a slot of an LRU cache with probability p = 1 − exp(−r·T), where T is the cache's characteristic time
-(Che, Tung and Wang 2002). In both cases r is proportional to −ln(1 − p), if W or T is equal for all adapters of a
-server.
+(Che, Tung and Wang 2002). In both cases r is proportional to −ln(1 − p), if W or T is the same for all adapters.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class Knapsacks:
     """Knapsacks over the loads of the classes, solved by dynamic programming, one for each slot rank.
 
     The load that a bin can carry is not known. Bisection, from the last result, finds the largest load whose best bin
-    is feasible. For predictors that only consider the load, this bin is the most valuable one; for others it is one
-    more candidate.
+    is feasible. For predictors that only consider the load, this bin is the most valuable; for others it is a
+    candidate.
     """
 
     def __init__(self, feasibility: Feasibility) -> None:
@@ -35,8 +35,8 @@ class Knapsacks:
     def best(self, weights: FloatArray, limit: IntArray, carried_tok_s: float) -> IntArray:
         """Feasible bins (m, K) of high value, at most one for each slot rank and none of more than `limit` (K,).
 
-        For each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: load of the
-        heaviest bin known.
+        For each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: the heaviest's
+        load.
         """
         found = [np.zeros((0, len(weights)), dtype=np.int64)]
         if len(weights) <= _MOST_CLASSES:

@@ -16,7 +16,7 @@ def largest(
     Takes steps from the guess that double, up to the first number that is too large or down to the first that fits,
     then divides the interval. Numbers above one that is too large are taken to be too large. `fits` is called with
     ascending numbers: one, or about `batch`. Once the time is up, the first n that fits is returned; the guess falls
-    by an eighth at a time.
+    by eighths.
     """
     high, n = limit + 1, min(guess, limit)
     doublings = _DOUBLINGS if batch > 1 else 1

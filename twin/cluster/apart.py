@@ -1,7 +1,7 @@
 """Servers whose requests are known beforehand and that do not wait for each other: each runs to its end on its own.
 
-Servers run one after the other in the same memory: it stays in the processor's caches, and rows of adapters are not
-kept for all servers.
+Servers run one after the other in the same memory: it stays in the processor's caches, and rows of adapters are kept
+for one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A client that limits the number of requests open in the whole cluster, or in a closed loop keeps it constant.
 
 As `vllm bench serve --max-concurrency` against a router: the client sends the next request when it has seen another
-request end, on any server, and not before the request's own time (`engine.arrive.free_places` does the same for one
-server).
+request end, on any server, and not before the request's own time (for one server: `engine.arrive.free_places`).
 """
 
 from __future__ import annotations

@@ -126,8 +126,7 @@ class Dispatch:
     def adapter_rows(self, adapter: IntArray) -> int:
         """Return the number of adapters a server has rows for: slightly more than it sees under random routing.
 
-        Rows are added if they run out. Unused rows take memory, too, because operating systems give large arrays pages
-        of 2 MB.
+        Rows are added if they run out. Unused rows take memory, too: operating systems give large arrays pages of 2 MB.
         """
         m, count = len(self.workload), len(self.cluster)
         elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))

@@ -69,7 +69,7 @@ def server_view(run: Run, s: int) -> Run:
 
 def rows_by_server(state: Servers) -> tuple[BoolArray, list[IntArray]]:
     """Which requests were refused, bool (n,), and the requests of each server in order of arrival there, without those
-    still on their way."""
+    on their way."""
     refused = refused_of(state)
     here = np.flatnonzero((state.server >= 0) & (refused | (state.requests["status"] > 0)))
     here = here[np.lexsort((state.requests["sent_s"][here], state.server[here]))]
@@ -77,7 +77,7 @@ def rows_by_server(state: Servers) -> tuple[BoolArray, list[IntArray]]:
 
 
 def _raw(state: Servers, server: int | None, end_s: float, known: tuple[BoolArray, list[IntArray]]) -> Raw:
-    """Return the requests of one server with its totals; None: of all servers, with sums over servers. `known`: see
+    """Return the requests of one server with its totals; None: of all, with sums over servers. `known`: see
     `rows_by_server`."""
     refused, of = known[0], slice(None) if server is None else known[1][server]
     requests = state.requests[of]

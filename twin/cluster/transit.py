@@ -1,8 +1,7 @@
 """Requests between the router and their server: on the network, and while the host fetches their adapter.
 
-Each node has a host cache (LRU) of adapters from the remote store. A request whose adapter is not in the cache waits at
-the node for the transfer, and requests of the same adapter wait with it. Transfers take turns, or share the store's
-bandwidth equally.
+Each node has a host cache (LRU) of adapters from the remote store. A request whose adapter is not there waits at the
+node for the transfer, with others of the adapter. Transfers take turns, or share the store's bandwidth equally.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ def share_held(workload: Workload, shape: KvShape | None) -> float:
 def held_by_adapter(workload: Workload, shape: KvShape) -> FloatArray:
     """Return what the requests of each adapter hold, summed over their decodes, and their tokens, float64 (n, 2).
 
-    The unit of time is that of the rates, or the whole trace. A request runs for as long as its decodes. The prompts
-    of a session's later turns hold the conversation before; here, all prompts are as many times longer as the mean
-    prompt is.
+    The unit of time is that of the rates, or the whole trace. A request runs for as long as its decodes. The prompts of
+    a session's later turns hold the conversation before; here, all prompts are longer by the factor of the mean prompt.
     """
     trace, count = workload.arrivals.trace, len(workload)
     if trace is not None:

@@ -1,8 +1,8 @@
 """Chunked training, as in FlexLLM: samples are divided into chunks, and at most one runs with each decode step.
 
 "Resource Multiplexing in Tuning and Serving Large Language Models", USENIX ATC 2025, section 2.3.2: a sample of N
-chunks reads the weights 2 N times. A server without requests trains chunk after chunk, so that an arrival waits for at
-most one chunk.
+chunks reads the weights 2 N times. A server without requests trains chunk after chunk, so an arrival waits for one
+chunk at most.
 """
 
 from __future__ import annotations
