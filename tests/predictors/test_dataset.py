@@ -6,7 +6,8 @@ import errno
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,13 @@ from packer.profile import Profile
 from packer.twin.memory.policy import memory_error
 
 ROWS = 9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short(short_runs: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Rows are of short simulations: what becomes of the rows is tested."""
+    with short_runs():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +296,7 @@ def test_ray_that_is_absent_is_named(small: Profile, tmp_path: Path, monkeypatch
         build_dataset(small, tmp_path / "d.parquet", rows=3, jobs=1, backend="ray")
 
 
-@pytest.mark.usefixtures("local_ray")
+@pytest.mark.usefixtures("local_ray", "whole_hours")
 def test_ray_gives_the_same_bytes(small: Profile, tmp_path: Path) -> None:
     """A local Ray cluster builds the same dataset, of two parts, as this process does."""
     ray, here = tmp_path / "ray.parquet", tmp_path / "here.parquet"

@@ -73,10 +73,11 @@ def busy(make_profile: MakeProfile) -> Run:
 
 @pytest.fixture
 def compiled_anew(tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs a program in a process that keeps kernels in a folder of the test; gives the lines that it prints."""
+    """Runs a program in a process that keeps kernels in a folder of the test, compiled fast; gives the lines that it
+    prints."""
 
     def run(program: str, folder: Path = tmp_path) -> list[str]:
-        environment = dict(os.environ, NUMBA_CACHE_DIR=str(folder))
+        environment = dict(os.environ, NUMBA_CACHE_DIR=str(folder), NUMBA_OPT="0")
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )

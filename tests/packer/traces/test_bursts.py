@@ -45,10 +45,10 @@ def test_poisson_arrivals_stay_poisson() -> None:
 def test_common_and_own_bursts_are_told_apart() -> None:
     """Spreads are found again within a fifth, on the mean of several traces."""
     truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)), own=Bursts(1.2, ((60.0, 1.0),)))
-    found = [measure_arrivals(drawn(truth, seed)) for seed in range(6)]
+    found = [measure_arrivals(drawn(truth, seed)) for seed in range(4)]
     assert np.mean([a.common.cv if a.common else 0.0 for a in found]) == pytest.approx(0.6, rel=0.2)
     assert np.mean([a.own.cv if a.own else 0.0 for a in found]) == pytest.approx(1.2, rel=0.2)
-    common_only = [measure_arrivals(drawn(replace(truth, own=None), seed)) for seed in range(6)]
+    common_only = [measure_arrivals(drawn(replace(truth, own=None), seed)) for seed in range(4)]
     assert sum(a.own is not None for a in common_only) <= 1
     assert all(a.common is not None for a in common_only)
 
@@ -115,7 +115,7 @@ def test_the_ramps_of_a_day_are_no_bursts(seed: int) -> None:
 def test_bursts_survive_the_removal_of_trends(cv: float, scale_s: float, rel: float) -> None:
     """A polynomial takes little of a burst, even of one that lasts minutes."""
     truth = Arrivals("bursty", common=Bursts(cv, ((scale_s, 1.0),)))
-    found = [measure_arrivals(drawn(truth, seed, factor=2.0), window_s=3600.0).common for seed in range(8)]
+    found = [measure_arrivals(drawn(truth, seed, factor=2.0), window_s=3600.0).common for seed in range(4)]
     assert np.mean([bursts.cv if bursts else 0.0 for bursts in found]) == pytest.approx(cv, rel=rel)
 
 
