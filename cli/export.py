@@ -14,7 +14,7 @@ from packer.cli.traffic import refuse_unused
 from packer.export.formats import FORMATS, Format, export_plan, output_paths
 from packer.io.files import make_folder, write_text
 from packer.plan import Status
-from packer.words import counted
+from packer.words import counted, listed, plural
 
 if TYPE_CHECKING:
     from packer.export.servers import Options
@@ -105,6 +105,11 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
             f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
             "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
         )
+    plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
+    models = {plan.bins[k].profile.model for k in plain}
+    if FORMATS[target.format_name].by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):
+        where = f"{plural(len(plain), 'server')} {listed(sorted(plain))}"
+        out.note(f"{target.format_name} sends requests to the base model to all of its servers; planned: {where}")
     if target.model is None and FORMATS[target.format_name].engine is not None:
         names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
         if any("/" not in name for name in names):

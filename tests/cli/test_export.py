@@ -219,6 +219,21 @@ def test_shares_that_a_stack_does_not_keep_are_named(
     assert ("--router most-idle" in err) is told
 
 
+@pytest.mark.parametrize(("gpus", "told"), [(2, True), (1, False)])
+def test_requests_to_the_base_model_go_to_all_servers_of_a_stack(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, gpus: int, told: bool
+) -> None:
+    """A stack finds them by the name that all servers of the base model have, whichever the plan has them on."""
+    plan = toy_plan(["a", "base"], gpus=gpus)
+    model = plan.bins[0].profile.model
+    base = dataclasses.replace(plan.workload.adapters[1], name=model.repository or model.name, rank=0)
+    fleet = dataclasses.replace(plan.workload, adapters=(plan.workload.adapters[0], base))
+    dataclasses.replace(plan, workload=fleet).save(tmp_path / "plan.json")
+    words = ["--adapters-claim", "adapters", "--token-secret", "hf"]
+    assert run(["export", str(tmp_path / "plan.json"), "--format", "dynamo", *words]) == 0
+    assert ("base model to all of its servers; planned: server 1" in capsys.readouterr().err) is told
+
+
 def test_a_plan_that_breaks_its_goal_is_exported_with_a_word(plan_path: str, tmp_path: Path, capsys: Capture) -> None:
     """It runs, and whoever starts it knows what it lacks; one with adapters without a server is refused."""
     broken = dataclasses.replace(load_plan(plan_path), status=Status.INFEASIBLE, reasons=("server 0 breaks the goal.",))
