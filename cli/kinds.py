@@ -92,9 +92,7 @@ def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[s
             value = -1.0
         if profile not in profiles or not (0.0 <= value < 1e9 and (what == "PRICE" or value.is_integer())):
             number = "a price" if what == "PRICE" else "a whole number"
-            raise click.UsageError(
-                f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0, "
-                f"got {item[:80]!r}."
-            )
+            rule = f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0,"
+            raise click.UsageError(f"{rule} got {item[:80]!r}.")
         found[profile] = value
     return found

@@ -364,10 +364,8 @@ def assumed_lengths(fleet: packer.Workload) -> str:
     if len(sides) == 1:
         what = "prompts" if sides == ("input_tokens",) else "answers"
         return f"of {what} not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
-    return (
-        f"not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average; "
-        "columns input_tokens and output_tokens give them"
-    )
+    said = f"not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average;"
+    return f"{said} columns input_tokens and output_tokens give them"
 
 
 def _bound(plan: packer.Plan) -> str:

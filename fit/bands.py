@@ -52,10 +52,8 @@ def bands_in_words(profile: Profile) -> str:
     if not profile.errors.keys() >= {*keys}:
         return ""
     half, most, adapters = (f"{100 * profile.errors[key]:.0f} %" for key in keys)
-    return (
-        f"time per output token of the base model within {half} on half of the rows measured of such estimates, "
-        f"within {most} on nine of ten; with adapters within {adapters}{f'; {improved}' if improved else ''}"
-    )
+    said = f"time per output token of the base model within {half} on half of the rows measured of such estimates,"
+    return f"{said} within {most} on nine of ten; with adapters within {adapters}{f'; {improved}' if improved else ''}"
 
 
 def evidence() -> list[dict[str, str | float]]:

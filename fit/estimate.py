@@ -158,10 +158,8 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
     if ranks == 1:
         return
     if not sizes.experts:
-        raise IncompatibleError(
-            f"Expected data_parallel_size 1 for {sizes.name}, got {ranks}: ranks of a dense model share nothing. Plan "
-            "them as servers: packer counts and places these itself."
-        )
+        said = f"Expected data_parallel_size 1 for {sizes.name}, got {ranks}: ranks of a dense model share nothing."
+        raise IncompatibleError(f"{said} Plan them as servers: packer counts and places these itself.")
     if engine.name != "vllm" or engine.release < _RANKS_SINCE:
         rule = f"vLLM serves LoRA with experts on data-parallel ranks since {since}"
         rule = f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}."
@@ -177,10 +175,8 @@ def _check_settings(sizes: ModelDimensions, engine_name: str, version: str | Non
         if value is not None:
             checks.integer(name, value, low=1)
     if (longest := counts["max_model_len"]) is not None and longest > sizes.max_model_len:
-        raise IncompatibleError(
-            f"Expected a max_model_len up to {sizes.max_model_len:,}, the max_position_embeddings of {sizes.name}, "
-            f"beyond which vLLM does not start, got {longest:,}."
-        )
+        rule = f"Expected a max_model_len up to {sizes.max_model_len:,}, the max_position_embeddings of {sizes.name},"
+        raise IncompatibleError(f"{rule} beyond which vLLM does not start, got {longest:,}.")
 
 
 def _with_modules(sizes: ModelDimensions, modules: Sequence[str]) -> ModelDimensions:

@@ -106,16 +106,12 @@ class Campaign:
             was = parse(_Origin, parse_json(read_text(path))) if path.exists() else None
         results = [each for name in ("done.json", "failure.json") for each in place.glob(f"*/{name}")]
         if was is None and results:
-            raise ValidationError(
-                f"{place}: Expected {path.name}, which says of which server these results are, got none; "
-                "give another folder, or delete this one."
-            )
+            rule = f"{place}: Expected {path.name}, which says of which server these results are, got none;"
+            raise ValidationError(f"{rule} give another folder, or delete this one.")
         if was is not None and was.server != server:
             changed = [key for key in {**was.server, **server} if was.server.get(key) != server.get(key)]
-            raise ValidationError(
-                f"{place}: Expected the server that these results are of, got one with other values of "
-                f"{listed(changed)}; give another folder, or delete this one."
-            )
+            rule = f"{place}: Expected the server that these results are of, got one with other values of"
+            raise ValidationError(f"{rule} {listed(changed)}; give another folder, or delete this one.")
         if was != origin:
             for result in results:
                 result.unlink()

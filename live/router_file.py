@@ -33,10 +33,8 @@ class RouterWriter:
         for host in self.fleet.servers if self.fleet.router is not None else ():
             parts = urlsplit(host.url)
             if parts.scheme != "http" or parts.path.strip("/") or quoting.dns_name(host.name) != host.name:
-                raise ValidationError(
-                    "Expected servers behind a router file to have addresses as http://host:port and names of small "
-                    f"letters, digits and '-', got {shown(host.name)} at {shown(host.url)}."
-                )
+                rule = "Expected servers behind a router file to have addresses as http://host:port and names of small"
+                raise ValidationError(f"{rule} letters, digits and '-', got {shown(host.name)} at {shown(host.url)}.")
 
     def texts(self, routes: Routes) -> dict[str, str]:
         """Return the files of these routes by name; servers and adapters without a share are left out."""

@@ -70,10 +70,8 @@ def changed_fleet(
     if not adapters:
         raise ValidationError("Expected at least one adapter to be left.")
     if fleet.arrivals.trace is not None and add:
-        raise ValidationError(
-            f"Expected no adapters to add, got {len(add)}: the requests of a trace are replayed, and it has none of "
-            "theirs."
-        )
+        rule = f"Expected no adapters to add, got {len(add)}: the requests of a trace are replayed,"
+        raise ValidationError(f"{rule} and it has none of theirs.")
     if len(kept) < len(fleet):
         fleet = fleet.subset(kept) if kept else fleet
     found = replace(fleet, adapters=tuple(adapters)) if add else fleet

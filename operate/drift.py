@@ -177,10 +177,8 @@ def unreplayed(fleet: Workload) -> Workload:
 def followed(fleet: Workload) -> Workload:
     """`unreplayed`, for `packer live follow`. Raises `IncompatibleError`: its adapters are of several base models."""
     if len(fleet.models) > 1:
-        raise IncompatibleError(
-            f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}: follow a plan of "
-            "each, with a file of its servers."
-        )
+        rule = f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}:"
+        raise IncompatibleError(f"{rule} follow a plan of each, with a file of its servers.")
     return unreplayed(fleet)
 
 

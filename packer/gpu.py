@@ -95,10 +95,8 @@ def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None,
     offered = model_names(profiles)
     if not workload.models:
         if len(offered) > 1:
-            raise IncompatibleError(
-                f"Expected profiles of one base model, got {', '.join(offered)}: with several, every adapter "
-                "names its own (column model)."
-            )
+            rule = f"Expected profiles of one base model, got {', '.join(offered)}: with several,"
+            raise IncompatibleError(f"{rule} every adapter names its own (column model).")
         return {None: tuple(profiles)}
     found: dict[str | None, tuple[Profile, ...]] = {}
     for model in workload.models:

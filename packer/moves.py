@@ -254,8 +254,6 @@ def ordered(
         pass
     if left := work.missing():
         waiting = listed([f"{shown(name)} on {names[s]}" for s, name in left], 3)
-        raise IncompatibleError(
-            f"The servers are full, and no order of moves makes room for {waiting}: give one of them room for an "
-            "adapter more."
-        )
+        rule = f"The servers are full, and no order of moves makes room for {waiting}:"
+        raise IncompatibleError(f"{rule} give one of them room for an adapter more.")
     return work.changes

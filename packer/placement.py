@@ -25,20 +25,16 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
             raise ValidationError(f"server {k} holds adapter number {last}, which does not exist.")
         rank = int(workload.ranks[index].max())
         if bin_.max_lora_rank < rank:
-            raise ValidationError(
-                f"Expected max_lora_rank of server {k} >= {rank}, the largest rank of its adapters, "
-                f"got {bin_.max_lora_rank}."
-            )
+            said = f"Expected max_lora_rank of server {k} >= {rank}, the largest rank of its adapters,"
+            raise ValidationError(f"{said} got {bin_.max_lora_rank}.")
         if rank and not bin_.max_loras:
             rule = f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0."
             raise ValidationError(rule)
         for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):
-                raise ValidationError(
-                    f"server {k} serves {bin_.profile.model.name!r}, and its adapter {workload.names[i]!r} is for "
-                    f"{model!r}."
-                )
+                said = f"server {k} serves {bin_.profile.model.name!r},"
+                raise ValidationError(f"{said} and its adapter {workload.names[i]!r} is for {model!r}.")
         placed[index] += np.array(bin_.shares)
     if not all(0 <= i < n for i in unplaced):
         raise ValidationError(f"An unplaced adapter is not one of the {n} of the workload.")

@@ -53,10 +53,8 @@ def _entries(kind: str) -> dict[str, EntryPoint]:
     for entry in entry_points(group=GROUPS[kind]):
         other = found.get(entry.name)
         if other is not None and other.value != entry.value:
-            raise IncompatibleError(
-                f"Two installed packages register the {kind} {entry.name!r}: {other.value} and "
-                f"{entry.value}. Uninstall one of them."
-            )
+            rule = f"Two installed packages register the {kind} {entry.name!r}: {other.value} and {entry.value}."
+            raise IncompatibleError(f"{rule} Uninstall one of them.")
         found[entry.name] = entry
     return found
 

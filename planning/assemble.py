@@ -125,10 +125,8 @@ def _broken(problem: Problem, item: Bin, row: Evaluation) -> str:
         several = len(problem.evaluator.scenarios(problem.workload)) > 1
         beyond = f"at a load of the objective {name!r}" if several else "with rates raised by the margin"
         where, given = (f" {beyond}", " as given") if row.served_share >= STARVATION_THRESHOLD else ("", "")
-        return (
-            f"starves{where}: the load of {counted(len(item.adapters), 'adapter')} is {row.offered_tok_s:,.0f} tok/s"
-            f"{given}, {row.total_token_throughput:,.0f} are served. What would help: more GPUs"
-        )
+        said = f"starves{where}: the load of {counted(len(item.adapters), 'adapter')} is {row.offered_tok_s:,.0f}"
+        return f"{said} tok/s{given}, {row.total_token_throughput:,.0f} are served. What would help: more GPUs"
     broken = [
         f"{key} {value:,.{0 if top >= 10.0 else 2}f} > {top:g}"
         for key, top in problem.objective.limits.items()

@@ -61,7 +61,5 @@ def _allowed(adapters: int, hours: int) -> float:
 def chance_words(found: Sequence[float], adapters: int) -> str:
     """A sentence that says in how many hours the limits break by chance."""
     broken = sum(1 for each in found if each)
-    return (
-        f"Chance breaks the limits in {broken} of {len(found)} hours: {sum(found):,.0f} of "
-        f"{adapters * len(found):,} adapter-hours."
-    )
+    said = f"Chance breaks the limits in {broken} of {len(found)} hours:"
+    return f"{said} {sum(found):,.0f} of {adapters * len(found):,} adapter-hours."

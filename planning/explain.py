@@ -55,10 +55,8 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
     )
     alone = float(job.kept.lone(part(job.workload, job.profile, worst, 1)).slo_used)
     chance = f" One at a time its requests use {alone:.0%} on an idle server: more GPUs help little."
-    return (
-        f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)} "
-        f"adapters break theirs.{chance if alone >= NEAR else ''} {_WIDER}"
-    )
+    said = f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)}"
+    return f"{said} adapters break theirs.{chance if alone >= NEAR else ''} {_WIDER}"
 
 
 def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
@@ -138,10 +136,8 @@ def _unreachable(job: Frontier) -> str:
     i = job.parts.too_hot[0]
     adapter = job.workload.adapters[i]
     if cannot := _cannot(job):
-        return (
-            f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. What would help: a faster GPU, "
-            "or a wider --slo."
-        )
+        said = f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. What would help:"
+        return f"{said} a faster GPU, or a wider --slo."
     least = least_parts(job.raised, job.profile, i)
     allowed = most_parts(least, job.max_replicas)
     alone = part(job.workload, job.profile, i, allowed)
@@ -156,10 +152,8 @@ def _unreachable(job: Frontier) -> str:
     more = "--max-replicas" if least <= allowed else f"--max-replicas {least} or more"
     if least > MOST_ASKED:
         more = "a lower rate"
-    return (
-        f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: {_given(hour, allowed)}. "
-        f"What would help: {more}, a faster GPU, or a wider --slo."
-    )
+    said = f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: {_given(hour, allowed)}."
+    return f"{said} What would help: {more}, a faster GPU, or a wider --slo."
 
 
 def _cannot(job: Frontier) -> list[str]:

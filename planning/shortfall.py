@@ -151,10 +151,8 @@ def context_words(fleet: Workload, profile: Profile, bins: Sequence[Bin]) -> str
     more = largest_max_loras(with_engine(profile, max_model_len=length), rank)
     if more < 2 * most[rank]:
         return ""
-    return (
-        f"max_model_len {profile.engine.max_model_len} leaves room for {counted(most[rank], 'slot')} of rank {rank}: "
-        f"--max-model-len {length} leaves {more}, and may take fewer GPUs."
-    )
+    said = f"max_model_len {profile.engine.max_model_len} leaves room for {counted(most[rank], 'slot')} of rank {rank}:"
+    return f"{said} --max-model-len {length} leaves {more}, and may take fewer GPUs."
 
 
 def _longest(fleet: Workload) -> int:

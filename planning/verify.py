@@ -50,10 +50,8 @@ def check(problem: Problem, solution: Solution) -> None:
             raise VerificationError(f"server {k} is a {bin_.profile.name!r}, which the problem does not offer.")
         copies[indices(bin_.adapters)] += 1
     for i in np.flatnonzero(copies > problem.max_replicas).tolist():
-        raise VerificationError(
-            f"Adapter {workload.adapters[i].name!r} is on {copies[i]} GPUs, more than the "
-            f"{problem.max_replicas} allowed."
-        )
+        rule = f"Adapter {workload.adapters[i].name!r} is on {copies[i]} GPUs,"
+        raise VerificationError(f"{rule} more than the {problem.max_replicas} allowed.")
     gpus = sum(item.gpus for item in solution.bins)
     if problem.max_gpus is not None and gpus > problem.max_gpus:
         raise VerificationError(f"The plan has {gpus} GPUs, more than {problem.max_gpus}.")

@@ -120,7 +120,5 @@ class AutoPredictor:
 
     def summary(self) -> str:
         """Return how often the twin was needed, in words."""
-        return (
-            f"the twin evaluated {self.left_to_twin} of {self.requested} servers and simulated "
-            f"{self.twin.simulated} of them"
-        )
+        said = f"the twin evaluated {self.left_to_twin} of {self.requested} servers and simulated"
+        return f"{said} {self.twin.simulated} of them"

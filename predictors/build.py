@@ -95,10 +95,8 @@ def _check_note(folder: Path, spec: Spec) -> None:
             raise IncompatibleError(f"{folder}: expected parts of a data set, got other files: move them away.")
         write_text(note, spec.text())
     elif read_text(note) != spec.text():
-        raise IncompatibleError(
-            f"{folder} holds parts of another data set (profile, rows, seed, features or format differ): remove "
-            "it, or build into another file."
-        )
+        rule = f"{folder} holds parts of another data set (profile, rows, seed, features or format differ): remove it,"
+        raise IncompatibleError(f"{rule} or build into another file.")
 
 
 def _simulated(

@@ -145,10 +145,8 @@ def _check_features(header: _Header, where: str) -> None:
         if tuple(given) != known:
             unknown = ", ".join(sorted(set(given) - set(known)))[:200] or "none"
             missing = ", ".join(sorted(set(known) - set(given))) or "none"
-            raise ModelError(
-                f"{where}: it was trained on other {what} (unknown here: {unknown}; missing there: {missing}): "
-                "train it again."
-            )
+            rule = f"{where}: it was trained on other {what} (unknown here: {unknown}; missing there: {missing}):"
+            raise ModelError(f"{rule} train it again.")
     low, high = header.ranges
     ordered = len(low) == len(high) == len(NAMES) and all(a <= b for a, b in zip(low, high, strict=True))
     if not ordered or len(header.medians) != len(NAMES):
@@ -184,10 +182,8 @@ def shipped_model(kind: str, profile: Profile) -> tuple[Model, str]:
     """A profile's shipped predictor of a kind, and its file; raises `ModelError` if there is none that fits."""
     name = file_name(kind, profile.name)
     if name not in {each.name for each in files(PACKAGE).iterdir()}:  # a name may be too long for a file
-        raise ModelError(
-            f"There is no trained {kind!r} predictor for the profile {profile.name}: train one with "
-            f"packer predictor build --profile … and packer predictor train --kind {kind}, or use --predictor twin."
-        )
+        rule = f"There is no trained {kind!r} predictor for the profile {profile.name}: train one with packer predictor"
+        raise ModelError(f"{rule} build --profile … and packer predictor train --kind {kind}, or use --predictor twin.")
     model = from_bytes(files(PACKAGE).joinpath(name).read_bytes(), name)
     model.check_profile(profile, name)
     return model, name

@@ -55,10 +55,8 @@ class Energy:
     def __str__(self) -> str:
         low, usual, high = (f"{(1.0 + side * SPREAD) * self.watts / 1e3:.2g}" for side in (-1, 0, 1))
         left_out = "; training not included" if self.without_training else ""
-        return (
-            f"about {usual} kW ({low} to {high}), {number(self.kwh_per_day, 0)} kWh a day, "
-            f"{self.joules_per_token:.2g} J per token, GPUs alone, by their load{left_out}"
-        )
+        said = f"about {usual} kW ({low} to {high}), {number(self.kwh_per_day, 0)} kWh a day,"
+        return f"{said} {self.joules_per_token:.2g} J per token, GPUs alone, by their load{left_out}"
 
 
 def energy_of(plan: Plan) -> Energy | None:

@@ -128,17 +128,13 @@ def read_comparison(path: str | os.PathLike[str], fleet: Workload | None = None)
     for number, row in enumerate(rows, start=1):
         for key, value in row.items():
             if not isinstance(value, str | int | float | None):
-                raise FileFormatError(
-                    f"expected text, a number, true, false or null in each cell, got {shown(value)} as "
-                    f"{shown(key)} of entry {number}."
-                )
+                rule = "expected text, a number, true, false or null in each cell,"
+                raise FileFormatError(f"{rule} got {shown(value)} as {shown(key)} of entry {number}.")
     if fleet is not None:
         name = data.get("workload", fleet.name) if isinstance(data, dict) else fleet.name
         sizes = list(dict.fromkeys(row["adapters"] for row in rows if "adapters" in row))
         if name != fleet.name or (sizes and len(fleet) not in sizes):
             found = f"{shown(name)} of {words.listed(sizes)}" if sizes else shown(name)
-            raise FileFormatError(
-                f"expected a comparison on the plan's workload, {shown(fleet.name)} of "
-                f"{words.counted(len(fleet), 'adapter')}, got {found}."
-            )
+            rule = "expected a comparison on the plan's workload,"
+            raise FileFormatError(f"{rule} {shown(fleet.name)} of {words.counted(len(fleet), 'adapter')}, got {found}.")
     return rows

@@ -24,10 +24,8 @@ def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
         return assumed
     found = prefix_figures(plan) or {}
     if not _caching(plan):
-        return (
-            f"{assumed}; a hit rate of {HIT_RATE:.0%} would change nothing, because the servers are simulated without "
-            "prefix caching (--set prefix-caching=on simulates vLLM's)"
-        )
+        said = f"{assumed}; a hit rate of {HIT_RATE:.0%} would change nothing, because the servers are simulated"
+        return f"{said} without prefix caching (--set prefix-caching=on simulates vLLM's)"
     if "server" not in found:
         return f"{assumed}, so prefix caching saves nothing"
     ttft, itl = found["mean_ttft_ms"], found["mean_itl_ms"]

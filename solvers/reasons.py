@@ -43,21 +43,15 @@ def too_hot(slots: SlotSearch, adapter: int, share: float) -> str:
     problem = slots.problem
     item = problem.workload.adapters[adapter]
     if share > 0.0:
-        return (
-            f"too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. "
-            f"What would help: --max-replicas {math.ceil(1.0 / share)}, a lower rate, or a faster GPU"
-        )
+        said = f"too much for a GPU of its own; alone it may have about {item.rate * share:.3g} req/s. What would help:"
+        return f"{said} --max-replicas {math.ceil(1.0 / share)}, a lower rate, or a faster GPU"
     alone = [slots.make([adapter], 1, profile) for profile in problem.profiles]
     if problem.evaluator.evaluate(problem.workload, alone).memory_error.all():
-        return (
-            f"does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little "
-            "KV cache. What would help: a GPU with more memory, or a lower rank"
-        )
+        said = f"does not fit an empty GPU: a slot of rank {slot_rank_for(item.rank)} leaves too little KV cache."
+        return f"{said} What would help: a GPU with more memory, or a lower rank"
     limited = bool(problem.objective.limits)
-    return (
-        f"{'the limits break' if limited else 'it starves'} even alone at a hundredth of the rate. "
-        f"What would help: {'looser limits' if limited else 'more --max-replicas, a lower rate'}, or a faster GPU"
-    )
+    said = f"{'the limits break' if limited else 'it starves'} even alone at a hundredth of the rate. What would help:"
+    return f"{said} {'looser limits' if limited else 'more --max-replicas, a lower rate'}, or a faster GPU"
 
 
 def merged(workload: Workload, reasons: Sequence[tuple[int, str]]) -> list[str]:

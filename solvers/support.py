@@ -32,10 +32,8 @@ def counts_gpus(problem: Problem) -> str | None:
     if objective.minimises != "gpus":
         return f"it minimises the number of GPUs, and the objective {objective.name!r} minimises {objective.minimises}"
     if not objective.symmetric:
-        return (
-            f"it counts adapters of equal rank, rate and lengths as one kind, and the objective {objective.name!r} "
-            "may distinguish them; take the solver greedy"
-        )
+        said = "it counts adapters of equal rank, rate and lengths as one kind,"
+        return f"{said} and the objective {objective.name!r} may distinguish them; take the solver greedy"
     return plain(problem)
 
 

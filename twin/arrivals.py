@@ -91,10 +91,8 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
         return trace.time_s[:n], trace.adapter[:n]
     expected = workload.rate * duration_s
     if expected > MAX_REQUESTS:
-        raise ValidationError(
-            f"Expected at most {MAX_REQUESTS:,} requests (rate × duration), got {workload.rate:,.6g} req/s × "
-            f"{duration_s:,.6g} s: simulate a shorter time."
-        )
+        rule = f"Expected at most {MAX_REQUESTS:,} requests (rate × duration),"
+        raise ValidationError(f"{rule} got {workload.rate:,.6g} req/s × {duration_s:,.6g} s: simulate a shorter time.")
     arrivals = workload.arrivals
     alone = arrivals.own is not None or arrivals.kind not in ("poisson", "bursty")
     kept = kept_for(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)

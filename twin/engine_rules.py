@@ -83,10 +83,8 @@ def rules_of(engine: EngineSpec) -> EngineRules:
 def _made(engine: EngineSpec) -> EngineRules:
     release = engine.release
     if release > READ[-1]:
-        raise ValidationError(
-            f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known, "
-            f"got {shown(engine.version)}."
-        )
+        said = f"Expected a version of vLLM up to {_name(READ[-1])}, the newest whose rules are known,"
+        raise ValidationError(f"{said} got {shown(engine.version)}.")
     bfloat16 = engine.name == "vllm" and engine.kv_cache_dtype == "bfloat16"
     for used, first, what in (
         (engine.max_num_queued_reqs is not None, QUEUE_LIMIT, "max_num_queued_reqs"),
@@ -148,10 +146,8 @@ def outage(engine: EngineSpec, slots: int, adapters: int) -> str:
     rules = rules_of(engine)
     if not engine.speculation or not rules.async_scheduling or rules.slots_of_running or slots >= adapters:
         return ""
-    return (
-        f"vLLM {engine.version} ends in an assertion once a request with drafts reaches max_model_len and other "
-        "adapters wait for slots; vLLM 0.33, --no-async-scheduling or a slot for each adapter avoids it"
-    )
+    said = f"vLLM {engine.version} ends in an assertion once a request with drafts reaches max_model_len and other"
+    return f"{said} adapters wait for slots; vLLM 0.33, --no-async-scheduling or a slot for each adapter avoids it"
 
 
 GIB = 2**30

@@ -58,10 +58,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         )
     shape = profile.model.kv_shape
     if shape and shape.window and engine.release < HYBRID <= profile.engine.release:
-        raise ValidationError(
-            f"Expected a version from 0.9.1 on, where layers with a window drop tokens, got {engine.version}: "
-            "packer profiles estimate with --vllm-version has the memory of older ones."
-        )
+        rule = f"Expected a version from 0.9.1 on, where layers with a window drop tokens, got {engine.version}:"
+        raise ValidationError(f"{rule} packer profiles estimate with --vllm-version has the memory of older ones.")
     share = engine.gpu_memory_utilization - profile.engine.gpu_memory_utilization
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
     further = max(0, engine.server_seqs - profile.engine.server_seqs) * engine.tensor_parallel_size

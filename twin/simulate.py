@@ -78,10 +78,8 @@ def simulate(
     check_client(workload, max_outstanding, concurrency, paced)
     queue = profile.engine.max_num_queued_reqs
     if concurrency is not None and queue is not None and concurrency > queue:
-        raise IncompatibleError(
-            f"Expected a concurrency up to the server's max_num_queued_reqs ({queue}), got {concurrency}: it would "
-            "refuse requests of a client that waits for them."
-        )
+        rule = f"Expected a concurrency up to the server's max_num_queued_reqs ({queue}), got {concurrency}:"
+        raise IncompatibleError(f"{rule} it would refuse requests of a client that waits for them.")
     if scrape_interval_s is not None:
         profile = replace(profile, frontend=replace(profile.frontend, scrape_interval_s=scrape_interval_s))
     if tuning is not None:

@@ -19,10 +19,8 @@ _MOST_SERVICES = 25  # Largest number of services of a graph, including the fron
 def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, str]:
     """`graph.yaml` and `dynamo-models.yaml`, for `kubectl apply -f`."""
     if len(servers) + 1 > _MOST_SERVICES:
-        raise IncompatibleError(
-            f"Expected at most {_MOST_SERVICES - 1} servers, the most that one DynamoGraphDeployment holds, got "
-            f"{len(servers)}."
-        )
+        rule = f"Expected at most {_MOST_SERVICES - 1} servers, the most that one DynamoGraphDeployment holds,"
+        raise IncompatibleError(f"{rule} got {len(servers)}.")
     base_by_its_name(servers, "Dynamo")
     image = options.image or IMAGE
     prefixes = {"huggingface": "hf://", "s3": "s3://", "path": "file://"}

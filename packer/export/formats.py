@@ -162,17 +162,13 @@ def _check_engine(plan: Plan, format_name: str) -> None:
         engine = item.profile.engine.name.lower()
         if FORMATS[format_name].ranks_apart and item.profile.engine.data_parallel_size > 1:
             remedy = "Use --format kserve or aibrix" if engine == "vllm" else "Only routing can be exported"
-            raise IncompatibleError(
-                f"--format {format_name} does not start servers of several data-parallel ranks, as "
-                f"{shown(item.profile.name)} is: each rank is a replica there. {remedy}."
-            )
+            rule = f"--format {format_name} does not start servers of several data-parallel ranks,"
+            raise IncompatibleError(f"{rule} as {shown(item.profile.name)} is: each rank is a replica there. {remedy}.")
         if engine != wanted:
             fitting = [name for name, kind in FORMATS.items() if kind.engine == engine]
             remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
-            raise IncompatibleError(
-                f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile "
-                f"{shown(item.profile.name)} describes {shown(engine)}. {remedy}."
-            )
+            rule = f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile"
+            raise IncompatibleError(f"{rule} {shown(item.profile.name)} describes {shown(engine)}. {remedy}.")
 
 
 _SAME = {".yml": ".yaml"}

@@ -58,10 +58,8 @@ def _check_names(server: ExportedServer) -> None:
     names = [item.name for item in server.modules]
     for name in names:
         if not _SAFE.fullmatch(name) or name == server.model:
-            raise IncompatibleError(
-                "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-, "
-                f"other than the base model's, got {shown(name)}."
-            )
+            rule = "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-,"
+            raise IncompatibleError(f"{rule} other than the base model's, got {shown(name)}.")
     for item in server.modules:
         if parsed(item.source)[0] == "path" and quoting.dns_name(item.name) != item.name:
             raise IncompatibleError(
@@ -69,10 +67,8 @@ def _check_names(server: ExportedServer) -> None:
                 f"by them, got {shown(item.name)}: rename it, or give it a repository or s3:// with --sources."
             )
     if pair := quoting.alike(names, _folder):
-        raise IncompatibleError(
-            f"KServe puts the adapters {shown(pair[0])} and {shown(pair[1])} into one folder, "
-            f"{_folder(pair[0])!r}: rename one."
-        )
+        rule = f"KServe puts the adapters {shown(pair[0])} and {shown(pair[1])} into one folder,"
+        raise IncompatibleError(f"{rule} {_folder(pair[0])!r}: rename one.")
 
 
 def _folder(name: str) -> str:

@@ -35,10 +35,8 @@ def manifests(
         modules = server.lora_modules() if with_adapters else []
         text = templates.render("vllm.yaml", settings=settings, modules=modules)
         if len(text) > _MAX_CONFIG_BYTES:
-            raise ValidationError(
-                f"Expected the settings of a server to fit a ConfigMap (1 MiB), got {len(text):,} bytes for "
-                f"{server.name}: name the adapters or their sources shorter."
-            )
+            rule = f"Expected the settings of a server to fit a ConfigMap (1 MiB), got {len(text):,} bytes for"
+            raise ValidationError(f"{rule} {server.name}: name the adapters or their sources shorter.")
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         found.append((server, Markup(text), digest, extra_labels(server)))
     return templates.render("servers.yaml", servers=found, options=options)

@@ -42,13 +42,9 @@ def check_image(gpus: Iterable[str], image: str | None) -> None:
     makers = {maker(gpu): gpu for gpu in gpus}
     if len(makers) > 1:
         named = ", ".join(sorted(makers.values()))
-        raise IncompatibleError(
-            f"Expected the GPUs of one maker, because all servers have one container image, got {named}: "
-            "export a plan for each maker."
-        )
+        rule = f"Expected the GPUs of one maker, because all servers have one container image, got {named}:"
+        raise IncompatibleError(f"{rule} export a plan for each maker.")
     other = next((gpu for each, gpu in makers.items() if each is not NVIDIA), None)
     if other is not None and image is None:
-        raise IncompatibleError(
-            f"Expected a container image of vLLM for {other}, got none, and vllm/vllm-openai is for NVIDIA's GPUs: "
-            "give --image."
-        )
+        rule = f"Expected a container image of vLLM for {other}, got none, and vllm/vllm-openai is for NVIDIA's GPUs:"
+        raise IncompatibleError(f"{rule} give --image.")

@@ -52,10 +52,8 @@ def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> d
     if kinds < 2:
         return {}
     if gpu not in KINDS:
-        raise IncompatibleError(
-            f"The plan has {kinds} kinds of GPU, and no node label is known for {shown(gpu)}: give "
-            f"--node-label {short_name(gpu)}:KEY=VALUE."
-        )
+        rule = f"The plan has {kinds} kinds of GPU, and no node label is known for {shown(gpu)}:"
+        raise IncompatibleError(f"{rule} give --node-label {short_name(gpu)}:KEY=VALUE.")
     return {KINDS[gpu]["key"]: list(KINDS[gpu]["values"])}
 
 
@@ -63,8 +61,6 @@ def ray_accelerator(gpu: str) -> str:
     """Ray's accelerator type of a GPU; raises `IncompatibleError` if Ray has none."""
     name: str | None = KINDS.get(gpu, {}).get("ray")
     if name is None:
-        raise IncompatibleError(
-            f"Ray Serve selects nodes by an accelerator type, and has none for {shown(gpu)}: use another "
-            "format, or plan with one kind of GPU."
-        )
+        rule = f"Ray Serve selects nodes by an accelerator type, and has none for {shown(gpu)}: use another format,"
+        raise IncompatibleError(f"{rule} or plan with one kind of GPU.")
     return name

@@ -61,8 +61,6 @@ def _folder(server: ExportedServer) -> str:
             )
         folders.add(folder.replace("gcs://", "gs://", 1))
     if len(folders) > 1:
-        raise IncompatibleError(
-            f"Expected the adapters of {server.name} in one folder, as Ray Serve takes one for each server, got "
-            f"{', '.join(sorted(folders)[:3])}."
-        )
+        rule = f"Expected the adapters of {server.name} in one folder, as Ray Serve takes one for each server,"
+        raise IncompatibleError(f"{rule} got {', '.join(sorted(folders)[:3])}.")
     return folders.pop()

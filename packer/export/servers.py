@@ -245,10 +245,8 @@ def host_port(index: int, options: Options) -> int:
     """Port of a server on a host that all servers share: the first server's port plus the index."""
     port = options.port + index
     if port > _LAST_PORT:
-        raise ValidationError(
-            f"Expected the port of every server, the first one's plus its index, to be at most {_LAST_PORT}, "
-            f"got {options.port} + {index}: give a smaller port."
-        )
+        rule = f"Expected the port of every server, the first one's plus its index, to be at most {_LAST_PORT},"
+        raise ValidationError(f"{rule} got {options.port} + {index}: give a smaller port.")
     return port
 
 
@@ -267,10 +265,8 @@ def base_by_its_name(all_servers: tuple[ExportedServer, ...], stack: str) -> Non
     """Raise `IncompatibleError` if the base model is requested under another name, for which `stack` has no route."""
     for server, item in ((each, item) for each in all_servers for item in each.base):
         if item.name != server.model:
-            raise IncompatibleError(
-                f"Expected requests without an adapter under the base model's name {shown(server.model)}, by which "
-                f"{stack} routes them, got {shown(item.name)}: rename it in the fleet."
-            )
+            rule = f"Expected requests without an adapter under the base model's name {shown(server.model)}, by which"
+            raise IncompatibleError(f"{rule} {stack} routes them, got {shown(item.name)}: rename it in the fleet.")
 
 
 def routes(all_servers: tuple[ExportedServer, ...]) -> dict[str, list[tuple[ExportedServer, float]]]:

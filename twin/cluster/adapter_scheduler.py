@@ -41,10 +41,8 @@ class AdapterScheduler:
             else:
                 room = [count for count in counts if count < self.capacity]
                 if not room:
-                    raise ValidationError(
-                        f"Expected at most {self.capacity * len(held)} adapters to bin-pack on {len(held)} servers "
-                        f"(capacity {self.capacity}), got {len(workload)}."
-                    )
+                    rule = f"Expected at most {self.capacity * len(held)} adapters to bin-pack on {len(held)} servers"
+                    raise ValidationError(f"{rule} (capacity {self.capacity}), got {len(workload)}.")
                 s = counts.index(max(room))
             held[s][name] = 1.0
         return replace(cluster, placement=tuple(held))

@@ -50,10 +50,8 @@ def one_by_one(servers: Sequence[Server]) -> bool:
     """Whether servers count requests one by one; raises `IncompatibleError` if only some of them do."""
     found = {server.one_by_one() for server in servers}
     if len(found) > 1:
-        raise IncompatibleError(
-            "Expected priorities or speculative decoding (engine.scheduling_policy, engine.speculation) on all servers "
-            "of a cluster or on none, got some."
-        )
+        rule = "Expected priorities or speculative decoding (engine.scheduling_policy,"
+        raise IncompatibleError(f"{rule} engine.speculation) on all servers of a cluster or on none, got some.")
     return found == {True}
 
 

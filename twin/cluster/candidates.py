@@ -65,10 +65,8 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
     without = np.flatnonzero(np.diff(found.start)[found.group] == 0)
     if len(without):
         i = int(without[0])
-        raise ValidationError(
-            f"Expected a server for every adapter, but none may serve {shown(workload.names[i])} "
-            f"(rank {workload.ranks[i]})."
-        )
+        rule = "Expected a server for every adapter,"
+        raise ValidationError(f"{rule} but none may serve {shown(workload.names[i])} (rank {workload.ranks[i]}).")
     return found
 
 

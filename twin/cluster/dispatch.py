@@ -352,10 +352,8 @@ class _Clock:
             raise IncompatibleError(f"Router {name!r} moves requests, which servers of engine dlora alone give up.")
         held = self.view.blocks_of(np.array([r]))[0] >= 0
         if r < 0 or not held or move.server not in self.view.candidates(self.servers.adapter[r]):
-            raise PluginError(
-                f"Expected router {name!r} to move requests that are not finished to servers that may serve them, "
-                f"got request {r!r} for server {move.server!r} at {now_s:.6g} s."
-            )
+            rule = f"Expected router {name!r} to move requests that are not finished to servers that may serve them,"
+            raise PluginError(f"{rule} got request {r!r} for server {move.server!r} at {now_s:.6g} s.")
         withdraw(self.servers, self.servers.others[place - 1], old, r)
         while not give(self.servers, move.server, r, now_s):
             self.follow(with_more_rows(self.servers))
@@ -370,9 +368,7 @@ class _Clock:
 
     def _apply(self, name: str, move: Move, now_s: float) -> None:
         if move.adapter < 0 or move.server not in self.view.candidates(move.adapter):
-            raise PluginError(
-                f"Expected cache policy {name!r} to keep adapter {move.adapter!r} at {now_s:.6g} s on a server "
-                f"that may serve it, got {move.server!r}."
-            )
+            rule = f"Expected cache policy {name!r} to keep adapter {move.adapter!r} at {now_s:.6g} s on a server that"
+            raise PluginError(f"{rule} may serve it, got {move.server!r}.")
         while not keep_on_gpu(self.servers, move.server, move.adapter, move.keep, self._keep(move.server)):
             self.follow(with_more_rows(self.servers))

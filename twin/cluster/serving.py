@@ -242,10 +242,8 @@ class Serving:
         assert self._shares is not None
         for s in shares:
             if a not in self._shares[s]:
-                raise ValidationError(
-                    f"Expected adapter {self.workload.names[a]!r} on every server that it is routed to, "
-                    f"got server {s}, which does not hold it."
-                )
+                rule = f"Expected adapter {self.workload.names[a]!r} on every server that it is routed to,"
+                raise ValidationError(f"{rule} got server {s}, which does not hold it.")
         for s, held in enumerate(self._shares):
             if a in held:
                 held[a] = float(shares.get(s, 0.0))

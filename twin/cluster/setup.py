@@ -246,10 +246,8 @@ def idle_servers(
     if not numbers.any() and not trains(own[0].server.workload.fine_tuning):
         return servers, None
     if servers.ahead is not None:
-        raise IncompatibleError(
-            "Expected all servers of one engine where some schedule ahead or cache prefixes, got several: set "
-            "engine.async_scheduling and engine.prefix_caching to false in their profiles."
-        )
+        rule = "Expected all servers of one engine where some schedule ahead or cache prefixes, got several: set"
+        raise IncompatibleError(f"{rule} engine.async_scheduling and engine.prefix_caching to false in their profiles.")
     return servers, numbers
 
 

@@ -191,10 +191,8 @@ def _served(
     content = marks.content() if getattr(work.router, "reads_prompts", False) else None
     servers = work.run(servers, engines, assigned, content)
     if work.concurrency is not None and refused_of(servers).any():
-        raise IncompatibleError(
-            "Expected a concurrency with which no server has its max_num_queued_reqs requests, got "
-            f"{work.concurrency}: it would refuse requests of a client that waits for them."
-        )
+        rule = "Expected a concurrency with which no server has its max_num_queued_reqs requests, got"
+        raise IncompatibleError(f"{rule} {work.concurrency}: it would refuse requests of a client that waits for them.")
     return servers
 
 

@@ -60,10 +60,8 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
     """The job at its start; raises `IncompatibleError`: no cost of a prefill token; `ValidationError`: the policy."""
     policy = load_policy(job.policy)
     if profile.latency.form != "linear":
-        raise IncompatibleError(
-            f"Training beside inference needs a profile whose step law is linear, and {profile.name} has the "
-            "paper's, which does not say what the tokens of a prefill cost."
-        )
+        rule = f"Training beside inference needs a profile whose step law is linear, and {profile.name} has the"
+        raise IncompatibleError(f"{rule} paper's, which does not say what the tokens of a prefill cost.")
     checks.choice(f"rule of the tuning policy {policy.name!r}", policy.rule, range(CHUNKED + 1))
     own = {
         key: checks.real(f"{key} of the tuning policy {policy.name!r}", value, low=0.0)
