@@ -105,10 +105,8 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
         routed = result.system if result.router == result.system else f"{result.system}: {result.router}"
         rows.append([routed, *(["–" if result.failed else result.servers] * sizes), *cells])
     columns = ["system: router", *(["servers"] * sizes), *(name for name, _ in shown.values())]
-    caption = (
-        "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; "
-        "hits: admissions with the adapter on the GPU. --json has intervals and more figures."
-    )
+    said = "Means over seeds, the same requests for every system. SLO: share of the requests that keep it; hits:"
+    caption = f"{said} admissions with the adapter on the GPU. --json has intervals and more figures."
     return Table(title, columns, rows, left=(0,), caption=caption)
 
 
@@ -136,10 +134,8 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
     columns = ["", f"mean of {n} seeds", "95 % from", "to"] if n > 1 else ["", "value"]
     trained = []
     if (tuning := result.get("tuning")) is not None:
-        trained.append(
-            f"Training ({tuning['policy']}): {tuning['samples_s']:.2f} samples/s, {tuning['tok_s']:,.0f} tok/s; "
-            f"beside {tuning['beside_share']:.0%} of the engine's steps."
-        )
+        said = f"Training ({tuning['policy']}): {tuning['samples_s']:.2f} samples/s, {tuning['tok_s']:,.0f} tok/s;"
+        trained.append(f"{said} beside {tuning['beside_share']:.0%} of the engine's steps.")
     found = f"{first.kv_cache_tokens:,} KV tokens."
     if first.closed_loop:
         found += f" Closed loop: always {counted(first.concurrency or 0, 'request')} outstanding."

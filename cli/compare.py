@@ -171,10 +171,8 @@ def _compare_systems(
     systems.check_used(names, cluster, engine, out)
     if cluster.placement is not None:
         bound = [name for name in names if serves_plans(load_system(name), systems.router)]
-        out.note(
-            f"the placement in {systems.cluster} binds {listed(bound) or 'no system'}; any other system serves every "
-            "adapter on every server, with the slots that the server has there"
-        )
+        text = f"the placement in {systems.cluster} binds {listed(bound) or 'no system'}; any other system serves every"
+        out.note(f"{text} adapter on every server, with the slots that the server has there")
     given = values(systems, "cluster", "systems", "size", "share")
     given |= {"slo": systems.goal(workload, cluster), "seed": compared.seed}
     title = f"{workload.name}: {counted(len(workload), 'adapter')} on {counted(len(cluster), 'server')}"

@@ -101,10 +101,8 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}
     if split and FORMATS[target.format_name].by_load:
-        out.note(
-            f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers "
-            "by load, not by the planned shares: packer evaluate PLAN --router most-idle simulates that"
-        )
+        text = f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers by load,"
+        out.note(f"{text} not by the planned shares: packer evaluate PLAN --router most-idle simulates that")
     plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
     models = {plan.bins[k].profile.model for k in plain}
     if FORMATS[target.format_name].by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):

@@ -312,18 +312,14 @@ def _engine(plan: packer.Plan, *, briefly: bool) -> list[str]:
         settings = profile.provenance.get("settings", "")
         if (other := OTHER_VERSION.fullmatch(settings)) is not None:
             measured = f"vLLM {other[2]} ({other[1]})" if other[2] else other[1]
-            lines.append(
-                f"Version     rules of vLLM {profile.engine.version}: scheduling, KV cache and slots are its own; "
-                f"step times are those measured on {measured}"
-            )
+            text = f"Version     rules of vLLM {profile.engine.version}: scheduling, KV cache and slots are its own;"
+            lines.append(f"{text} step times are those measured on {measured}")
         if said := followed(profile.engine):
             lines.append(f"Version     {said}")
         rules, unlike = rules_of(profile.engine), unlike_vllm(plan.workload, profile)
         if unlike and (rules.prefix_caching or rules.async_scheduling):
-            lines.append(
-                f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not "
-                f"vLLM's; vLLM {profile.engine.version} has them on by default"
-            )
+            text = f"Engine      without prefix caching and asynchronous scheduling: a server that {unlike} is not"
+            lines.append(f"{text} vLLM's; vLLM {profile.engine.version} has them on by default")
     if (shared := prefix_words(plan, briefly=briefly)) is not None:
         lines.append(f"Prefixes    {shared}")
     return lines + [f"Outage      {each}" for each in outages(plan.workload, plan.bins)]

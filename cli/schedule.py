@@ -209,8 +209,6 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
     ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"
-        lines.append(
-            f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95}, {100.0 * row['within_slo']:.1f} % within "
-            "their limits."
-        )
+        said = f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95},"
+        lines.append(f"{said} {100.0 * row['within_slo']:.1f} % within their limits.")
     return lines

@@ -198,9 +198,8 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     if old is not None:  # the plan's servers are used, even if packer.toml names others
         refuse_unused("--from", ("profile_names", "gpu_names", "model", "settings", "prices", "available"))
     if planning.spare and not planning.recommends(old):
-        raise IncompatibleError(
-            "--spare goes without an objective and a solver, of a running plan too: gpus:spare=1 is one."
-        )
+        rule = "--spare goes without an objective and a solver, of a running plan too:"
+        raise IncompatibleError(f"{rule} gpus:spare=1 is one.")
     fleet = file.fleet()
     fleet = fleet if old is None else with_goal(fleet, old)
     fleet, hour = planning.at_load(fleet, file.workload_path, out)

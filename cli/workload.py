@@ -58,10 +58,8 @@ def _prefixes(fleet: packer.Workload, found: dict[str, Any]) -> list[str]:
     """Lines on sessions and shared prefixes; empty if the workload has neither."""
     lines, (turns, shared) = [], sessions_of(fleet)
     if fleet.has_sessions:
-        lines.append(
-            f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have "
-            f"{found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns."
-        )
+        said = f"Sessions: a request is in one of {turns:.3g} turns on average; prompts of all turns have"
+        lines.append(f"{said} {found['mean_prompt_tokens']:,.0f} tokens on average, those above are of first turns.")
     if fleet.shared_prefix_tokens.any():
         lines.append(f"Shared prefixes: {shared:,.0f} tokens on average, or the whole of a shorter prompt.")
     return lines

@@ -56,9 +56,8 @@ def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
     if kind not in (known := (*KINDS["dense"], *KINDS["moe"])):
         rule = f"expected model_type to be one of {', '.join(sorted(known))}"
         near = 'the nearest of them ("llama": any dense decoder with a gated MLP) in a copy of the file'
-        raise IncompatibleError(
-            f"{os.fspath(path)}: {rule}, got {shown(kind)}. For an estimate of its kind, give {near}."
-        )
+        said = f"{os.fspath(path)}: {rule}, got {shown(kind)}."
+        raise IncompatibleError(f"{said} For an estimate of its kind, give {near}.")
     return str(kind)
 
 

@@ -154,9 +154,8 @@ def calibrate_url(
     where = Address(where.rstrip("/")) if isinstance(where, str) else where
     base, served = served_models(where)
     if not base or not served:
-        raise LiveError(
-            f"{where.url} serves {len(base + served)} models: expected the base model and at least one adapter."
-        )
+        rule = f"{where.url} serves {len(base + served)} models:"
+        raise LiveError(f"{rule} expected the base model and at least one adapter.")
     launch = Launch(known.name, "", "{name}", known.engine, known.model, known.gpu, step_log=False)
     loras, rank = settings.max_loras, settings.max_lora_rank
     adapters = [Adapter(name, rank, 1.0) for name in served]

@@ -250,9 +250,8 @@ def check_adapters(options: ServerOptions) -> None:
     if absent:
         name, path = absent[0]
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise ValidationError(
-            f"Expected adapter {name!r} at {path}{more}, got nothing there; see adapter_path in the launch file."
-        )
+        rule = f"Expected adapter {name!r} at {path}{more}, got nothing there;"
+        raise ValidationError(f"{rule} see adapter_path in the launch file.")
 
 
 def _copy_rows(source: Path, target: Path, start_s: float, end_s: float) -> None:

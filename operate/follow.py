@@ -317,9 +317,8 @@ class Following:
         before = self.keeper.level
         level = self.keeper.corrected(predicted, measured)
         if abs(level - before) > 1e-3:
-            self.acting.say(
-                f"level {before:.3f} → {level:.3f}: the mean ITL is {measured:.1f} ms, predicted {predicted:.1f} ms"
-            )
+            said = f"level {before:.3f} → {level:.3f}: the mean ITL is {measured:.1f} ms,"
+            self.acting.say(f"{said} predicted {predicted:.1f} ms")
 
     @property
     def drift(self) -> float:

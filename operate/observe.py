@@ -65,10 +65,8 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     if metrics.load_ms is not None:
         notes.append(f"loading an adapter took {metrics.load_ms:,.0f} ms on average (vllm:lora_adapter_load_seconds)")
     if metrics.hit_rate is not None:
-        notes.append(
-            f"vLLM found {metrics.hit_rate:.1%} of the prompt tokens in its KV cache: prompts of each adapter share "
-            "a prefix that gives this rate, because the metrics do not say whose prompts share what"
-        )
+        said = f"vLLM found {metrics.hit_rate:.1%} of the prompt tokens in its KV cache: prompts of each adapter share"
+        notes.append(f"{said} a prefix that gives this rate, because the metrics do not say whose prompts share what")
     if metrics.acceptance is not None:
         notes.append(f"{metrics.acceptance:.1%} of the drafts of speculative decoding were kept")
     return Observed(fleet, table, loads, tuple(notes))

@@ -125,10 +125,8 @@ def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) ->
     tok_s = [each.figures["total_token_throughput"].mean or 0.0 for each in order]
     reasons = []
     if servers > 1 and loads[hottest] >= 0.999 * loads.sum() / servers:
-        reasons.append(
-            f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load, what one of "
-            f"{servers} equal servers gets or more: replicas spread it"
-        )
+        said = f"adapter {workload.names[hottest]!r} has {loads[hottest] / loads.sum():.0%} of the load,"
+        reasons.append(f"{said} what one of {servers} equal servers gets or more: replicas spread it")
     if np.mean(order[0].seeds["served"]) < SERVED:
         most, how = max(tok_s[1:]), ""
         if tok_s[0] > MORE * most:
@@ -139,8 +137,6 @@ def _why(workload: Workload, cluster: Cluster, order: Sequence[SystemResult]) ->
     elif len(workload) <= slots:
         reasons.append("every adapter has a slot on each server: replicas everywhere cost no loads")
     else:
-        reasons.append(
-            f"{len(workload):,} adapters share {counted(slots, 'slot')} of a server: keeping each on few servers saves "
-            "loads and distinct adapters in a batch"
-        )
+        said = f"{len(workload):,} adapters share {counted(slots, 'slot')} of a server:"
+        reasons.append(f"{said} keeping each on few servers saves loads and distinct adapters in a batch")
     return f"Why: {'; '.join(reasons)}."

@@ -133,10 +133,8 @@ class Named:
         count = self.adapters or DEFAULT_ADAPTERS
         notes = []
         if self.adapters is None:
-            notes.append(
-                f"the log names no adapters: its requests go to {count}, by a power law of exponent "
-                f"{self.exponent:g} (--adapters, --exponent); --key model=NAME says where names are"
-            )
+            said = f"the log names no adapters: its requests go to {count}, by a power law of exponent"
+            notes.append(f"{said} {self.exponent:g} (--adapters, --exponent); --key model=NAME says where names are")
         if not (ranks.table or ranks.others):
             ranks = Ranks(others=DEFAULT_RANKS)
             notes.append("each of these adapters gets a rank of 8, 16 or 32 at random (--ranks)")

@@ -122,7 +122,6 @@ def check_one_server(workload: Workload, profile: Profile) -> None:
     """Check that one server can serve the whole fleet, by the base models that the adapters name. Raises
     `ValidationError`: they name several; `IncompatibleError`: the profile does not serve theirs."""
     if len(workload.models) > 1:
-        raise ValidationError(
-            f"Expected adapters of one base model for one server, got {', '.join(workload.models)}: take those of one."
-        )
+        rule = f"Expected adapters of one base model for one server, got {', '.join(workload.models)}:"
+        raise ValidationError(f"{rule} take those of one.")
     check_serves(profile, workload.models)

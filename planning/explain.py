@@ -238,10 +238,8 @@ def outcome(
         worst, rows = f"worst adapter {latency(best.worst_adapter_ttft_ms)}, ", best.plan.evaluations
         worst = worst if len(best.plan.workload) > 1 else ""
         served = rows.total_token_throughput.sum() / rows.offered_tok_s.sum()
-        lines.append(
-            f"{f'{served:.0%} of the load is served: ' if best.starving else ''}TTFT p95 {latency(best.p95_ttft_ms)}, "
-            f"{worst}ITL {best.mean_itl_ms:.0f} ms."
-        )
+        text = f"{f'{served:.0%} of the load is served: ' if best.starving else ''}TTFT p95"
+        lines.append(f"{text} {latency(best.p95_ttft_ms)}, {worst}ITL {best.mean_itl_ms:.0f} ms.")
     if breaking is not None:
         parts = " with so few parts of an adapter" if limited else ""
         lines.append(f"The goal: {slo}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")

@@ -245,9 +245,8 @@ class Frontier(Clock, Conditions):
         """The largest number of servers that is useful and at hand."""
         most = self.parts.most_gpus(self.max_replicas) + self.spare
         if max_gpus is not None and max_gpus < self.size:
-            raise IncompatibleError(
-                f"Expected at least {counted(self.size, 'GPU')} for a server of {self.profile.name}, got {max_gpus}."
-            )
+            rule = f"Expected at least {counted(self.size, 'GPU')} for a server of {self.profile.name},"
+            raise IncompatibleError(f"{rule} got {max_gpus}.")
         return most if max_gpus is None else min(max_gpus // self.size, most)
 
     def keep(self, hour: Hour) -> None:

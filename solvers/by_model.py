@@ -238,9 +238,8 @@ def _of_kinds(whole: Problem, problem: Problem, solver: Solver) -> Solution:
         if search.supports(each) is None:
             options.append(within_limit(each, _checked(search, search.solve(each)), servers=servers))
     if not options:
-        raise IncompatibleError(
-            f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more of them each."
-        )
+        rule = f"The solver {solver.name!r} can't take {problem.max_gpus} GPUs for servers on more"
+        raise IncompatibleError(f"{rule} of them each.")
     best = min(options, key=lambda one: rank(problem, one))
     if len(kinds) == 1:
         return best

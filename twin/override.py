@@ -53,9 +53,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     engine.check_block_size()
     check_async(engine)
     if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
-        raise ValidationError(
-            f"Expected a version as 0.11.0 of a server of vLLM, got {shown(engine.version)} of {engine.name}."
-        )
+        said = "Expected a version as 0.11.0 of a server of vLLM,"
+        raise ValidationError(f"{said} got {shown(engine.version)} of {engine.name}.")
     shape = profile.model.kv_shape
     if shape and shape.window and engine.release < HYBRID <= profile.engine.release:
         rule = f"Expected a version from 0.9.1 on, where layers with a window drop tokens, got {engine.version}:"

@@ -227,9 +227,8 @@ class Server:
         if not other:
             return rules_of(engine)
         if self.one_by_one():
-            raise ValidationError(
-                f"Expected engine.scheduling_policy fcfs and no engine.speculation in a server that {other}."
-            )
+            rule = "Expected engine.scheduling_policy fcfs and no engine.speculation in a server"
+            raise ValidationError(f"{rule} that {other}.")
         for setting in ("prefix_caching", "async_scheduling"):
             if getattr(engine, setting):
                 raise ValidationError(f"Expected engine.{setting} to be off in a server that {other}, got on.")

@@ -126,9 +126,8 @@ def check_client(
     if concurrency is not None and max_outstanding is not None:
         raise IncompatibleError("A client refuses requests (max_outstanding) or holds them back (concurrency).")
     if concurrency is not None and not paced and _sends_turns(workload):
-        raise IncompatibleError(
-            "Turns of sessions come at their own times: expected paced beside concurrency, or no concurrency."
-        )
+        rule = "Turns of sessions come at their own times: expected paced beside concurrency,"
+        raise IncompatibleError(f"{rule} or no concurrency.")
 
 
 def ended_s(workload: Workload, raw: Raw) -> float:

@@ -65,16 +65,12 @@ def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
     folder = options.adapters_dir.rstrip("/") + "/"
     for name, path in paths if options.adapters_claim else ():
         if not path.startswith(folder):
-            missing.append(
-                f"Expected the path of adapter {shown(name)} to lie below {folder}, where the claim "
-                f"{options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}."
-            )
+            said = f"Expected the path of adapter {shown(name)} to lie below {folder}, where the claim"
+            missing.append(f"{said} {options.adapters_claim} is mounted (--adapters-dir), got {shown(path)}.")
             break
     gated = sorted({server.model for server in servers if server.model.startswith(GATED)})
     if gated and not options.token_secret:
-        missing.append(
-            f"{gated[0]} is downloaded only with a Hugging Face token: give --token-secret, the Secret whose key "
-            "'token' holds it, or --model with a copy that needs none."
-        )
+        said = f"{gated[0]} is downloaded only with a Hugging Face token: give --token-secret,"
+        missing.append(f"{said} the Secret whose key 'token' holds it, or --model with a copy that needs none.")
     if missing:
         raise IncompatibleError(" ".join(missing))

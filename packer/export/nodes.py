@@ -30,9 +30,8 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
         kind, key = (kind, key) if colon else ("", label)
         short = all(len(part) <= _MOST_CHARACTERS for part in (key.rpartition("/")[2], value))
         if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value) or not short:
-            raise ValidationError(
-                f"Expected --node-label [GPU:]KEY=VALUE with a key and a value of Kubernetes labels, got {shown(text)}."
-            )
+            rule = "Expected --node-label [GPU:]KEY=VALUE with a key and a value of Kubernetes labels,"
+            raise ValidationError(f"{rule} got {shown(text)}.")
         kind = short_name(kind)
         if kind in found:
             raise ValidationError(f"Expected one --node-label for {kind or 'every kind of GPU'}, got two.")

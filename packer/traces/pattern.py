@@ -69,9 +69,8 @@ class RateTable:
             rule = f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
             raise ValidationError(rule)
         if (self.start_s % self.window_s).any():
-            raise ValidationError(
-                f"Expected windows that start at multiples of {self.window_s:g} s, got one at {clock(self.start_s[0])}."
-            )
+            said = f"Expected windows that start at multiples of {self.window_s:g} s,"
+            raise ValidationError(f"{said} got one at {clock(self.start_s[0])}.")
         mean = self.by_time_of_day()
         found = {clock(start_s): rates for start_s, rates in zip(mean.start_s, mean.rates, strict=True)}
         for start in map(clock, np.arange(0.0, DAY_S, self.window_s)):

@@ -279,10 +279,8 @@ class ExactSearch:
                 return
             elif found.excluded and self._exhausted(True):
                 name = self.problem.evaluator.name
-                source = (
-                    f"{self._most}no {self.least:,} bins that pass the predictor {name!r} hold the fleet, by an "
-                    f"integer program over all that such a plan may consist of, {self._dominance}"
-                )
+                said = f"{self._most}no {self.least:,} bins that pass the predictor {name!r} hold the fleet,"
+                source = f"{said} by an integer program over all that such a plan may consist of, {self._dominance}"
                 self._raise(self.least + 1, source, exhaustive=True)
             else:
                 return

@@ -185,8 +185,5 @@ class FirstFit:
         allowed = self.problem.max_replicas
         if share <= 0.0 or math.ceil(1.0 / share) > allowed:
             return too_hot(self.slots, adapter, share)
-        return (
-            f"too much for a GPU of its own, and none of the equal parts that are allowed, up to {allowed}, passes. "
-            f"What would help: --max-replicas {allowed + 1} or "
-            "more, a lower rate, or a faster GPU"
-        )
+        said = f"too much for a GPU of its own, and none of the equal parts that are allowed, up to {allowed}, passes."
+        return f"{said} What would help: --max-replicas {allowed + 1} or more, a lower rate, or a faster GPU"

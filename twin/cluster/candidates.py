@@ -51,9 +51,8 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
     have, or adapters of several base models have no placement.
     """
     if len(workload.models) > 1 and cluster.placement is None:
-        raise ValidationError(
-            f"Expected a placement for adapters of several base models ({', '.join(workload.models)}): plan.cluster()."
-        )
+        said = f"Expected a placement for adapters of several base models ({', '.join(workload.models)}):"
+        raise ValidationError(f"{said} plan.cluster().")
     placement = None
     if cluster.placement is not None:
         number = {name: i for i, name in enumerate(workload.names)}

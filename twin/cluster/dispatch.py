@@ -103,9 +103,8 @@ class Dispatch:
             found = self.router.assign(adapter.copy(), self.workload, c, self.seed)
         assigned: IntArray = checks.row(f"what router {self.router.name!r} assigns", found, whole=True)
         if assigned.shape != adapter.shape:
-            raise PluginError(
-                f"Expected router {self.router.name!r} to assign {len(adapter)} requests, got {assigned.shape}."
-            )
+            rule = f"Expected router {self.router.name!r} to assign {len(adapter)} requests,"
+            raise PluginError(f"{rule} got {assigned.shape}.")
         wrong = self._not_allowed(assigned, adapter, c)
         if len(wrong):
             r = int(wrong[0])
@@ -258,9 +257,8 @@ class Dispatch:
         try:
             s = router.route(request, view)
         except Exception as error:
-            raise PluginError(
-                f"Router {router.name!r} raised {type(error).__name__} on request {r} at {now_s:.6g} s: {error}."
-            ) from error
+            rule = f"Router {router.name!r} raised {type(error).__name__} on request {r} at"
+            raise PluginError(f"{rule} {now_s:.6g} s: {error}.") from error
         try:
             if s != HOLD and s not in view.allowed(a):
                 raise self.wrong(r, a, now_s, s)

@@ -98,16 +98,14 @@ class Serving:
                 raise ValidationError(f"Expected changes from {now_s:.6g} s on, got one at {change.time_s:.6g} s.")
             wrong = [s for s in change.servers if not 0 <= s < len(self.cluster)]
             if wrong:
-                raise ValidationError(
-                    f"Expected changes of the servers 0 to {len(self.cluster) - 1}, got server {wrong[0]}."
-                )
+                rule = f"Expected changes of the servers 0 to {len(self.cluster) - 1},"
+                raise ValidationError(f"{rule} got server {wrong[0]}.")
             for name in (*(name for _, name in (*change.load, *change.unload)), *change.route):
                 if name not in self._index:
                     raise UnknownNameError("adapter", name, self._index)
             if self._shares is None and (change.load or change.unload or change.route):
-                raise ValidationError(
-                    "Expected a placement that the router keeps where adapters are loaded or routed, got none."
-                )
+                rule = "Expected a placement that the router keeps where adapters are loaded or"
+                raise ValidationError(f"{rule} routed, got none.")
             heapq.heappush(self._queue, (change.time_s, next(self._order), change))
 
     def begin(self, servers: Servers) -> None:

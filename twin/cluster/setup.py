@@ -112,15 +112,13 @@ def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: Cac
         profile = with_kernel(profile, system.kernel)
     if not isinstance(engine, type(VLLM)):
         if profile.engine.scheduling_policy != "fcfs" or profile.engine.speculation is not None:
-            raise IncompatibleError(
-                f"Only vLLM's engine has priorities and speculative decoding, and not {engine.name!r}."
-            )
+            rule = "Only vLLM's engine has priorities and speculative decoding,"
+            raise IncompatibleError(f"{rule} and not {engine.name!r}.")
         unread = {name: off for name, off in OFF.items() if name in engine.unread}
         profile = replace(profile, engine=replace(profile.engine, **unread))
     if workload.n_loras < len(workload) and not engine.serves_base:
-        raise IncompatibleError(
-            f"Only vLLM's engine serves requests without an adapter (rank 0), and not {engine.name!r}."
-        )
+        rule = "Only vLLM's engine serves requests without an adapter (rank 0),"
+        raise IncompatibleError(f"{rule} and not {engine.name!r}.")
     if trains(workload.fine_tuning) and not engine.trains:
         raise IncompatibleError(f"Only vLLM's engine trains beside its requests, and not {engine.name!r}.")
     if loading == "none" or policy.rule == FIXED:

@@ -81,9 +81,8 @@ def placed(
         return cluster
     if cluster.placement is not None:
         if system.placement != "plan":
-            raise IncompatibleError(
-                f"System {system.name!r} places the adapters itself: give a cluster without a placement."
-            )
+            rule = f"System {system.name!r} places the adapters itself:"
+            raise IncompatibleError(f"{rule} give a cluster without a placement.")
         return cluster
     by: Placement = registry.make("placement", system.placement) if placement is None else placement
     return by.place(workload, cluster, seed)
