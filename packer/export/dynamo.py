@@ -1,8 +1,9 @@
-"""NVIDIA Dynamo 1.3 and 1.4: a graph with a front end and a worker for each server, and DynamoModels.
+"""NVIDIA Dynamo 1.3 to 1.5: a graph with a front end and a worker for each server, and DynamoModels.
 
-nvidia.com/v1alpha1. The operator loads a DynamoModel on every pod whose `modelRef` equals its `baseModelName`. So each
-worker has its server's name as `modelRef`, and an adapter has a DynamoModel for each of its servers. Dynamo's router
-splits the requests of a replicated adapter by load; the planned share is in the annotation `packer/share`.
+nvidia.com/v1alpha1, which 1.5 serves beside v1beta1, the version that it stores. The operator loads a DynamoModel on
+every pod whose `modelRef` equals its `baseModelName`. So each worker has its server's name as `modelRef`, and an
+adapter has a DynamoModel for each of its servers. Dynamo's router splits the requests of a replicated adapter by load;
+the planned share is in the annotation `packer/share`.
 """
 
 from __future__ import annotations
