@@ -160,6 +160,13 @@ def test_bound_is_put_into_words(plan: Plan, changes: dict[str, object], words: 
     assert words in render_report(changed)
 
 
+def test_known_errors_have_units(plan: Plan) -> None:
+    """The errors of an estimate are shares, which must not be read as percent."""
+    profile = dataclasses.replace(plan.bins[0].profile, errors={"base_tpot_p50": 0.05})
+    bins = tuple(dataclasses.replace(item, profile=profile) for item in plan.bins)
+    assert "p50 to p99 are shares (0.05 is 5 %)" in render_report(dataclasses.replace(plan, bins=bins))
+
+
 def test_requests_at_a_glance_are_those_of_the_load_beside_them(plan: Plan) -> None:
     """Of adapters with a server, as a mean over the cycle of piecewise rates: the load that is offered is, too."""
     fleet = plan.workload.with_arrivals(Arrivals("piecewise", factors=(1.0, 5.0)))
