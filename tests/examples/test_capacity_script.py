@@ -35,7 +35,7 @@ def test_more_traffic_needs_no_fewer_gpus(root: Path, tmp_path: Path) -> None:
 def test_hopeless_traffic_is_told(root: Path, tmp_path: Path) -> None:
     """Prompts that take longer than the goal allows make the factor infeasible: exit code 3, no traceback."""
     fleet = tmp_path / "fleet.csv"
-    fleet.write_text(HEADER + "slow,16,1,30000,200\n")
+    fleet.write_text(HEADER + "slow,16,0.05,30000,200\n")
     done = _run(root, str(fleet), "--factors", "4")
     assert done.returncode == 3, done.stderr
     assert "infeasible" in done.stdout

@@ -103,7 +103,7 @@ def test_adapters_stay_inside_their_folder(hostile_plan: Plan) -> None:
 
 
 @given(st.lists(names | tricky, min_size=1, max_size=6, unique=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_names_survive_yaml_and_json(toy_plan: Callable[..., Plan], chosen: list[str]) -> None:
     """Whatever adapters are called, parsing the exports gives exactly these names back."""
     plan = toy_plan(chosen, gpus=1)

@@ -50,7 +50,7 @@ def test_trees_of_another_profile_lead_searches_only(slower: Profile) -> None:
     auto = AutoPredictor.for_profile(slower)
     assert auto.learned is None
     search = auto.for_search()
-    alike, n = 0, 40
+    alike, n = 0, 20
     for i in range(n):
         chosen = scenario(300 + i, slower, 1)
         bins = [chosen.bin(slower)]
