@@ -44,9 +44,8 @@ def run(arguments: list[str], *, started: float | None = None) -> int:
         return fail(error, code, message=message, as_json=as_json)
 
     try:
-        result = cli.main(
-            arguments, prog_name="packer", standalone_mode=False, obj=time.monotonic() if started is None else started
-        )
+        began_s = time.monotonic() if started is None else started
+        result = cli.main(arguments, prog_name="packer", standalone_mode=False, obj=began_s)
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
         return failed(error, 130, message="interrupted")
     except click.exceptions.Exit as error:

@@ -51,10 +51,8 @@ class Headroom(Objective):
         nominal = Scenario(workload)
         if not self.rates:
             return (nominal, Scenario(workload, self.factor, self._times("the rates")))
-        loads = (
-            (repr(name), with_rates(workload, each))
-            for name, each in read_rates(self.rates, workload, part=True).items()
-        )
+        rates = read_rates(self.rates, workload, part=True)
+        loads = ((repr(name), with_rates(workload, each)) for name, each in rates.items())
         return (nominal, *(Scenario(fleet, self.factor, self._times(name)) for name, fleet in loads))
 
     def _times(self, load: str) -> str:

@@ -187,10 +187,8 @@ def with_steady_settings(
             options[t] = {own[t]} | {each for each, fits in zip(tried, kept, strict=True) if fits}
         for t, settings in _chosen(own, options, len(periods)).items():
             bins[t][rows[t]] = replace(bins[t][rows[t]], settings=settings)
-    servers = sorted(
-        {key for each, made in zip(periods, bins, strict=True) for key in keys_of(each, made)},
-        key=lambda key: (key[0], key[1].max_loras, key[1].max_lora_rank),
-    )
+    keys = {key for each, made in zip(periods, bins, strict=True) for key in keys_of(each, made)}
+    servers = sorted(keys, key=lambda key: (key[0], key[1].max_loras, key[1].max_lora_rank))
     number = {key: k for k, key in enumerate(servers)}
     return [
         replace(

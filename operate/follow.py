@@ -76,9 +76,8 @@ class Following:
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
         self.version = hashlib.sha256(said.encode()).hexdigest()[:12]
-        self._startable, self._stoppable = (
-            [getattr(each.host, what) is not None for each in servers] for what in ("start", "stop")
-        )
+        self._startable = [each.host.start is not None for each in servers]
+        self._stoppable = [each.host.stop is not None for each in servers]
         self.acting.cut, limits = self._cut, self.acting.fleet.limits
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms, self.every_s,

@@ -70,9 +70,8 @@ class Requests:
                 if abs(math.log(max(measured, 1e-9) / mean)) > max(STANDARD_ERRORS * error, LEAST):
                     for a in own:
                         adapters[a] = self._longer(adapters[a], side, measured / mean)
-                    said.setdefault(s, []).append(
-                        f"{name} have {measured:,.0f} tokens, {mean:,.0f} were expected, ± {error:.1%}"
-                    )
+                    found = f"{name} have {measured:,.0f} tokens, {mean:,.0f} were expected, ± {error:.1%}"
+                    said.setdefault(s, []).append(found)
             if s in said:
                 self.fleet = replace(self.fleet, adapters=tuple(adapters))
             if found := self._learn_hits(s, own, sample, hit_rate):

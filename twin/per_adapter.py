@@ -269,9 +269,8 @@ def kept_requests(sim: Run) -> tuple[BoolArray, BoolArray]:
             with np.errstate(invalid="ignore"):
                 broke |= raw.finished & ((raw.finish_s - raw.first_s) * 1e3 > limit_ms * gaps)
             continue
-        since_s, until_s = {"ttft": (requests.time_s, first_s), "tpot": (first_s, finish_s)}.get(
-            what, (requests.time_s, finish_s)
-        )
+        spans = {"ttft": (requests.time_s, first_s), "tpot": (first_s, finish_s)}
+        since_s, until_s = spans.get(what, (requests.time_s, finish_s))
         per = {"tpot": gaps, "normalised": requests.output_tokens}.get(what, 1)
         took_ms: FloatArray = (until_s - since_s) * 1e3 / per
         broke |= took_ms > limit_ms

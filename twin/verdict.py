@@ -169,9 +169,8 @@ def _judged_by(sim: Run, key: str) -> Run:
 
 def _beside(key: str, limit_ms: float, value_ms: float, kept: bool, who: str = "", beyond: int = 0) -> MeasuredLimit:
     found = time_words(key, float(f"{value_ms:.3g}")) if value_ms else "none measured"
-    return MeasuredLimit(
-        key, limit_ms, value_ms, kept, f"{words_of(key)} {time_words(key, limit_ms)} ({found}{who})", beyond
-    )
+    words = f"{words_of(key)} {time_words(key, limit_ms)} ({found}{who})"
+    return MeasuredLimit(key, limit_ms, value_ms, kept, words, beyond)
 
 
 def _share(share: float) -> str:

@@ -34,9 +34,8 @@ def random_fleet(
 ) -> Workload:
     """`n` adapters, each with a random one of the rates and of the ranks, drawn from `seed`."""
     rng = np.random.default_rng(seed)
-    return Workload(
-        [Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates))) for i in range(n)], name="random"
-    )
+    adapters = [Adapter(f"a{i}", int(rng.choice(ranks)), float(rng.choice(rates))) for i in range(n)]
+    return Workload(adapters, name="random")
 
 
 @dataclass(frozen=True)

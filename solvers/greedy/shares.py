@@ -24,10 +24,8 @@ def even_shares(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
     workload = problem.workload
     shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
     loads = np.array([item.offered_tok_s(workload) for item in bins])
-    split = sorted(
-        {i for own in shares for i, share in own.items() if share < 1.0},
-        key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i),
-    )
+    parted = {i for own in shares for i, share in own.items() if share < 1.0}
+    split = sorted(parted, key=lambda i: (-float(workload.offered_tok_s_by_adapter[i]), i))
     for i in split:
         load = float(workload.offered_tok_s_by_adapter[i])
         holding = [k for k, own in enumerate(shares) if i in own]
