@@ -27,11 +27,11 @@ def small() -> Profile:
 def data(
     small: Profile,
     tmp_path_factory: pytest.TempPathFactory,
-    short_runs: Callable[[], AbstractContextManager[None]],
+    short_runs: Callable[[float], AbstractContextManager[None]],
 ) -> Dataset:
     """A small dataset of it."""
     path = tmp_path_factory.mktemp("data") / "small.parquet"
-    with short_runs():
+    with short_runs(1 / 24):
         build_dataset(small, path, rows=ROWS, seed=3, jobs=1)
     return read_dataset(path)
 
