@@ -159,11 +159,8 @@ class ModelDimensions:
         return dict(zip(LORA_MODULES, [*self.attention_shapes(gpus)[:2], *mlp], strict=True))
 
     def lora_bytes_on(self, gpus: int) -> float:
-        """Bytes of an adapter per unit of rank on one of `gpus` GPUs, without `fully_sharded_loras`.
-
-        A is rank × inputs, B outputs × rank, on all linear layers or `lora_modules`. Mixtures of experts: attention
-        only.
-        """
+        """Bytes of an adapter per unit of rank on one of `gpus` GPUs, without `fully_sharded_loras`. A is rank ×
+        inputs, B outputs × rank, on all linear layers or `lora_modules`. Mixtures of experts: attention only."""
         shapes = self.lora_shapes(gpus)
         chosen = [shapes[name] for name in self.lora_modules or (() if self.experts else LORA_MODULES[2:])]
         parts = _elements(chosen) * self.layers

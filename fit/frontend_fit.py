@@ -31,11 +31,9 @@ TRIED = (
 
 
 def fit_frontend(profile: Profile, runs: Sequence[MeasuredRun]) -> FrontEndSpec:
-    """Fit the front end of a profile, whose `scrape_interval_s` must be the interval of the runs.
-
-    Starved runs are not used. Scrape costs are fitted to runs with the metric `scrape_s`, the mean duration of a scrape
-    in the last sixth of the run; the other costs are fitted to light runs.
-    """
+    """Fit the front end of a profile, whose `scrape_interval_s` must be the interval of the runs. Starved runs are not
+    used. Scrape costs are fitted to runs with the metric `scrape_s`, the mean duration of a scrape in the last sixth of
+    the run; the other costs are fitted to light runs."""
     kept_up = [run for run in runs if run.ok and not run.starved]
     polled = [run for run in kept_up if "scrape_s" in run.metrics and run.rates.sum() < FASTEST_CLIENT_REQ_S]
     chosen = stratified(polled, RUNS, SEED)

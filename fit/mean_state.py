@@ -89,11 +89,9 @@ def simulated_equations(
 
 
 def gain_weights(gains: FloatArray) -> FloatArray:
-    """Return the weights √(gain / median gain); 1 for starved runs, whose gain is NaN.
-
-    An error of the measured TPOT becomes an error 1 / gain as large in the wanted step. The square root allows for
-    errors of the simulated queue, which grow with the gain.
-    """
+    """Return the weights √(gain / median gain); 1 for starved runs, whose gain is NaN. An error of the measured TPOT
+    becomes an error 1 / gain as large in the wanted step. The square root allows for errors of the simulated queue,
+    which grow with the gain."""
     known = gains[np.isfinite(gains)]
     if not len(known):
         return np.ones_like(gains)

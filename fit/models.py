@@ -82,9 +82,8 @@ def _plain(name: str) -> str:
 
 def cached_config(repository: str) -> Path | None:
     """Return a repository's `config.json` in Hugging Face's cache on this machine, of its main branch if cached.
-
-    Source: huggingface_hub, constants.py (HF_HUB_CACHE, HF_HOME) and the layout "models--OWNER--NAME/snapshots/COMMIT".
-    """
+    Source: huggingface_hub, constants.py (HF_HUB_CACHE, HF_HOME) and the layout
+    "models--OWNER--NAME/snapshots/COMMIT"."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     folder = hub / f"models--{repository.replace('/', '--')}"

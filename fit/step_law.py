@@ -129,11 +129,9 @@ def residuals(equations: Equations, coefficients: dict[str, float]) -> FloatArra
 
 
 def solve_unbiased(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
-    """Fit by least squares of errors relative to the law's own times, in three rounds.
-
-    With errors relative to the measured times, a time that is short by chance would weigh more than a long one, and
-    the law would be too fast by about the noise's squared coefficient of variation.
-    """
+    """Fit by least squares of errors relative to the law's own times, in three rounds. With errors relative to the
+    measured times, a time that is short by chance would weigh more than a long one, and the law would be too fast by
+    about the noise's squared coefficient of variation."""
     coefficients = solve(equations, terms)
     for _ in range(2):
         law_ms = equations.step_ms * (1.0 + residuals(equations, coefficients))

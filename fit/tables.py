@@ -61,11 +61,9 @@ class Profiling:
 
 
 def read_profiling(directory: str | os.PathLike[str], model: str) -> Profiling:
-    """Read a model's micro-benchmarks from tables in a directory; an absent table is empty. Rows that are not "ok"
-    are left out.
-
-    Raises `FileFormatError`: no table has rows, or one has rows of other models only, none ok, or lacks columns.
-    """
+    """Read a model's micro-benchmarks from tables in a directory; an absent table is empty. Rows that are not "ok" are
+    left out. Raises `FileFormatError`: no table has rows, or one has rows of other models only, none ok, or lacks
+    columns."""
     folder = Path(directory)
     answers = ("set_output_length", "itl_mean_ms")
     required = {

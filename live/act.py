@@ -81,11 +81,9 @@ class Acting:
         return each_of(self.servers, models)
 
     def placement(self, seen: Sequence[Models | str], but: Iterable[str] = ()) -> list[dict[str, float]]:
-        """Return the adapters that each server reports, with the state's shares; none for servers that don't answer.
-
-        An adapter without a share on any server that answers gets equal shares on all that hold it, unless it is
-        in `but`.
-        """
+        """Return the adapters that each server reports, with the state's shares; none for servers that don't answer. An
+        adapter without a share on any server that answers gets equal shares on all that hold it, unless it is in
+        `but`."""
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
         for s, models in enumerate(seen):
@@ -151,10 +149,8 @@ class Acting:
 
     def carry_out(self, change: Change) -> list[str]:
         """Make a change; return its failures as sentences. An adapter that failed stays loaded and routed as before, as
-        does one that a server lacks because its load failed in an earlier change. `stopped` stops its servers.
-
-        Raises `OutputError`: the state can't be written; the change stops there.
-        """
+        does one that a server lacks because its load failed in an earlier change. `stopped` stops its servers. Raises
+        `OutputError`: the state can't be written; the change stops there."""
         failed: dict[str, str] = {}
         faults: list[str] = []
         for s in change.start:

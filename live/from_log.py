@@ -151,11 +151,9 @@ def _load_line(parts: Sequence[tuple[FloatArray, FloatArray, FloatArray]]) -> tu
 
 
 def fit_memory(launch: Launch, points: Mapping[Settings, int]) -> MemorySpec:
-    """Fit the KV capacity to measured points (settings → tokens): exact at these points, linear elsewhere.
-
-    With emulated slot memory, the line is that of the emulation. Otherwise two points determine the budget and the
-    bytes per slot and rank; a single point determines the budget, with the model's own bytes per rank.
-    """
+    """Fit the KV capacity to measured points (settings → tokens): exact at these points, linear elsewhere. With
+    emulated slot memory, the line is that of the emulation. Otherwise two points determine the budget and the bytes per
+    slot and rank; a single point determines the budget, with the model's own bytes per rank."""
     kv, minimum = launch.model_spec.kv_bytes_per_token, least_kv_tokens(launch.model_spec, launch.engine)
     measured = tuple(sorted((each.max_loras, each.max_lora_rank, tokens) for each, tokens in points.items()))
     if launch.emulation is not None:

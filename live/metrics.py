@@ -86,11 +86,9 @@ class Page:
 
 
 def page_of(text: str, time_s: float = 0.0) -> Page:
-    """Read a page; figures of several engines are summed, shares averaged, damaged lines are skipped.
-
-    vLLM keeps a series of `lora_requests_info` for each list of adapters that it has seen, which may be thousands;
-    its value is when that list was last current.
-    """
+    """Read a page; figures of several engines are summed, shares averaged, damaged lines are skipped. vLLM keeps a
+    series of `lora_requests_info` for each list of adapters that it has seen, which may be thousands; its value is when
+    that list was last current."""
     values: dict[str, list[float]] = {}
     cache, latest, loras = "", 0.0, ""
     for line in text.splitlines():

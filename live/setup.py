@@ -43,10 +43,8 @@ KV_BUDGET_BYTES = 20_000_000.0
 
 
 def tiny_launch(python: str, version: str) -> Launch:
-    """Return the launch of the tiny model; server and client are on different cores if there are two.
-
-    The CPU back end takes the KV cache's size as an option. So the GPU's rule, by which slots reduce it, is emulated.
-    """
+    """Return the launch of the tiny model; server and client are on different cores if there are two. The CPU back end
+    takes the KV cache's size as an option. So the GPU's rule, by which slots reduce it, is emulated."""
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     server, client = (cores[:1], cores[1:2]) if len(cores) > 1 else ([], [])
     spec = ModelSpec(TINY.name, TINY.weights_bytes, TINY.kv_bytes_per_token, TINY.lora_bytes_per_rank)
@@ -67,13 +65,9 @@ EXCLUDES = ("torchvision", "torchaudio", "torchcodec", "triton")
 
 
 def install(folder: Path, find_links: str | None) -> str:
-    """Make `folder/.venv-vllm`; returns its interpreter.
-
-    A build of torch for the CPU must be among `find_links`, or in PIP_FIND_LINKS or UV_FIND_LINKS.
-
-    Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be installed; ends with uv's
-    message.
-    """
+    """Make `folder/.venv-vllm`; returns its interpreter. A build of torch for the CPU must be among `find_links`, or in
+    PIP_FIND_LINKS or UV_FIND_LINKS. Raises `MissingDependencyError`: uv is absent; `LiveError`: the packages cannot be
+    installed; ends with uv's message."""
     uv = shutil.which("uv")
     if uv is None:
         raise MissingDependencyError("Making the environment needs uv: pip install uv.")

@@ -66,10 +66,8 @@ class Traffic:
 
     def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float | None:
         """Return a server's prompt and output tokens per second over `span_s`, ending `skip_s` before the last scrape;
-        None before the second scrape, or if the server answered, but its pages do not count tokens.
-
-        Time in which the server did not exist counts as time without tokens.
-        """
+        None before the second scrape, or if the server answered, but its pages do not count tokens. Time in which the
+        server did not exist counts as time without tokens."""
         if len(self.times_s) < 2:
             return None
         end_s = self.times_s[-1] - skip_s

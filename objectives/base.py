@@ -61,11 +61,9 @@ class Objective:
 
     @property
     def required(self) -> set[str]:
-        """The figures that the predictor must give: a bin without one of them is not admitted.
-
-        `slo_used` is not required if no limit needs simulated requests: limits on adapters are then checked against
-        the figures of the whole server, and the twin confirms them for each adapter.
-        """
+        """The figures that the predictor must give: a bin without one of them is not admitted. `slo_used` is not
+        required if no limit needs simulated requests: limits on adapters are then checked against the figures of the
+        whole server, and the twin confirms them for each adapter."""
         names = {*self.figures, *self.limits}
         if self.goal is not None and not needs_requests(self.goal):
             names -= {"slo_used"}
@@ -123,11 +121,9 @@ class Objective:
         return float(profile.engine.gpus)
 
     def holds(self, evaluations: Evaluations) -> BoolArray:
-        """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable
-        if the objective demands it. A server without requests keeps every limit.
-
-        Raises `IncompatibleError`: the predictor does not give a required figure.
-        """
+        """Which bins a plan may contain, bool (n,): not starved, no memory error, within the limits, and stable if the
+        objective demands it. A server without requests keeps every limit. Raises `IncompatibleError`: the predictor
+        does not give a required figure."""
         ok = feasible = evaluations.feasible
         if self.stable:
             ok = ok & evaluations.stable
@@ -187,11 +183,9 @@ def _made(spec: str) -> Objective:
 
 
 def limits_of(goal: Goal) -> dict[str, float]:
-    """Limits on figures of `Evaluations`, by name, that a server must keep for the goal.
-
-    A server limit bounds the figure of the same name. So does an adapter limit of a goal without classes: if all
-    adapters keep it, their server does. `slo_used` <= 1 covers every limit that needs simulated requests.
-    """
+    """Limits on figures of `Evaluations`, by name, that a server must keep for the goal. A server limit bounds the
+    figure of the same name. So does an adapter limit of a goal without classes: if all adapters keep it, their server
+    does. `slo_used` <= 1 covers every limit that needs simulated requests."""
     whole, found = goal.limits.to_dict(), dict[str, float]()
     for key in (*goal.keys("server"), *(() if goal.classes else goal.keys("adapter"))):
         name = key.removeprefix("server.")

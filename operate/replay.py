@@ -109,11 +109,9 @@ def windows_of(schedule: Schedule) -> list[Window]:
 
 
 def changes_of(windows: Sequence[Window]) -> tuple[Cluster, list[Change]]:
-    """All servers of the windows as one cluster, the first window's first, and the changes between windows.
-
-    In a change, servers start, adapters are loaded, requests are rerouted, adapters are unloaded and servers stop, in
-    this order. A server with the same number but other settings is a different server.
-    """
+    """All servers of the windows as one cluster, the first window's first, and the changes between windows. In a
+    change, servers start, adapters are loaded, requests are rerouted, adapters are unloaded and servers stop, in this
+    order. A server with the same number but other settings is a different server."""
     keys = [list(zip(w.numbers or range(len(w.cluster)), w.cluster.servers, strict=True)) for w in windows]
     kinds = {kind.name: kind for window in windows for kind in window.cluster.kinds}
     number = {key: k for k, key in enumerate(dict.fromkeys(key for own in keys for key in own))}

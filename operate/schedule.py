@@ -39,12 +39,9 @@ MOVE_COST_S = 10.0  # Cost of moving an adapter to a server that did not hold it
 
 
 def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
-    """Rates of the fleet's adapters by period of the day, from the requests of a trace; the mean of several days.
-
-    A trace of part of a day begins after the time without requests, so that its periods follow each other.
-
-    Raises `ValidationError`: the trace names no adapters, or one that is not in the fleet.
-    """
+    """Rates of the fleet's adapters by period of the day, from the requests of a trace; the mean of several days. A
+    trace of part of a day begins after the time without requests, so that its periods follow each other. Raises
+    `ValidationError`: the trace names no adapters, or one that is not in the fleet."""
     table = rates_of(trace, period_s).by_time_of_day()
     number = {name: i for i, name in enumerate(workload.names)}
     unknown = [name for name in table.names if name not in number]

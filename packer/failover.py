@@ -11,11 +11,9 @@ from packer.workload import Workload
 
 
 def without_server(workload: Workload, bins: Sequence[Bin], lost: int) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
-    """The remaining bins, in order, with the adapters of the lost bin; and the adapters that fit on none of them.
-
-    The share of a lost replica is divided among the adapter's other replicas in proportion to their shares. An adapter
-    without another replica is placed anew (`placed`).
-    """
+    """The remaining bins, in order, with the adapters of the lost bin; and the adapters that fit on none of them. The
+    share of a lost replica is divided among the adapter's other replicas in proportion to their shares. An adapter
+    without another replica is placed anew (`placed`)."""
     left = [item for k, item in enumerate(bins) if k != lost]
     shares = [dict(zip(item.adapters, item.shares, strict=True)) for item in left]
     whole: list[int] = []
@@ -33,11 +31,9 @@ def without_server(workload: Workload, bins: Sequence[Bin], lost: int) -> tuple[
 
 
 def placed(workload: Workload, bins: Sequence[Bin], adapters: Sequence[int]) -> tuple[tuple[Bin, ...], tuple[int, ...]]:
-    """The bins with `adapters` added, and the adapters that fit on none of them.
-
-    Each adapter goes to the server of its base model with the least offered load whose slots are large enough and whose
-    tightest limits are nearest to its own (`nearness`); adapters with the largest load are placed first.
-    """
+    """The bins with `adapters` added, and the adapters that fit on none of them. Each adapter goes to the server of its
+    base model with the least offered load whose slots are large enough and whose tightest limits are nearest to its own
+    (`nearness`); adapters with the largest load are placed first."""
     found = list(bins)
     loads = [item.offered_tok_s(workload) for item in found]
     order = workload.slo.order(workload).tolist()

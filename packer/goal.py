@@ -263,10 +263,8 @@ class Goal:
 
     def of_requests(self, workload: Workload) -> dict[str, FloatArray]:
         """Limits that decide whether a request is within the goal: by metric, for each adapter, float64 (n,) each, ms.
-
         The limits of requests are used if the goal has any. Else the limit of a metric is the widest that the adapter
-        has.
-        """
+        has."""
         own = self.keys("request")
         if own:
             return {metric(key): self.column(workload, key) for key in own}

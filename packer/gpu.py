@@ -86,12 +86,9 @@ def model_names(profiles: Iterable[Profile]) -> list[str]:
 
 
 def serving(workload: Workload, profiles: Sequence[Profile]) -> dict[str | None, tuple[Profile, ...]]:
-    """The profiles that serve each base model of a fleet, by the name that the adapters use for the model.
-
-    If the adapters name no model, the key is None and all profiles must serve the same model.
-
-    Raises `IncompatibleError`: no profile serves a model, or the profiles serve several and the adapters name none.
-    """
+    """The profiles that serve each base model of a fleet, by the name that the adapters use for the model. If the
+    adapters name no model, the key is None and all profiles must serve the same model. Raises `IncompatibleError`: no
+    profile serves a model, or the profiles serve several and the adapters name none."""
     offered = model_names(profiles)
     if not workload.models:
         if len(offered) > 1:

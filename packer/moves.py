@@ -41,10 +41,8 @@ def going_on(old: Plan, workload: Workload) -> dict[int, Bin]:
 
 def match(old: Sequence[Bin], new: Sequence[Bin]) -> dict[int, int]:
     """Match new bins to the running servers they continue, new → old, so that the most adapters stay in place.
-
     Maximum-weight bipartite matching over bins of equal profile; pairs that keep no adapter are left out. Among
-    matchings that keep the most adapters, one that keeps the order of the servers is preferred (`aligned`).
-    """
+    matchings that keep the most adapters, one that keeps the order of the servers is preferred (`aligned`)."""
     homes: dict[int, list[int]] = {}
     for j, item in enumerate(old):
         for i in item.adapters:

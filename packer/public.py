@@ -36,11 +36,9 @@ MADE_BY = {
 
 
 def public(call: C) -> C:
-    """Decorate a function of the Python API: wrong arguments and plug-ins are named, whatever they lead to.
-
-    The function also raises `PluginError`: the code of a plug-in raised an error, or an argument that is a plug-in led
-    to one; `ValidationError`: an argument is not of its declared type. Errors of functions among the arguments pass.
-    """
+    """Decorate a function of the Python API: wrong arguments and plug-ins are named, whatever they lead to. The
+    function also raises `PluginError`: the code of a plug-in raised an error, or an argument that is a plug-in led to
+    one; `ValidationError`: an argument is not of its declared type. Errors of functions among the arguments pass."""
 
     @wraps(call)
     def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -65,11 +65,9 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def load(kind: str, name: str) -> Any:
-    """Class (or factory) registered under a name.
-
-    Raises `UnknownNameError`: nothing of that kind has that name; `MissingDependencyError`: its module imports a
-    package that is not installed; `PluginError`: its module does not exist, lacks the class, or fails when imported.
-    """
+    """Class (or factory) registered under a name. Raises `UnknownNameError`: nothing of that kind has that name;
+    `MissingDependencyError`: its module imports a package that is not installed; `PluginError`: its module does not
+    exist, lacks the class, or fails when imported."""
     entries = _entries(kind)
     if name not in entries:
         raise UnknownNameError(kind, name, entries)
@@ -98,11 +96,9 @@ def _imported() -> list[tuple[str, EntryPoint]]:
 
 
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved.
-
-    A strategy that is given as an object is found by its methods. If code of a package that registers strategies
-    belongs to no class of one, the text names all strategies in use of that package.
-    """
+    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved. A strategy
+    that is given as an object is found by its methods. If code of a package that registers strategies belongs to no
+    class of one, the text names all strategies in use of that package."""
     imported, found, where, given = _imported(), None, error.__traceback__, None
     while where is not None:
         name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code

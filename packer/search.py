@@ -39,10 +39,8 @@ def fewest(
     holds: Callable[[int], bool], low: int, high: int, stop: Callable[[], bool] = lambda: False, same: int = 1,
     start: int | None = None,
 ) -> int | None:  # fmt: skip
-    """The smallest number from `low` to `high` that holds; None if none does.
-
-    The search, from `start`, assumes that all numbers above one that holds also hold. Steps double after each `same`
-    steps. If `stop` ends the search, the smallest number found so far is returned.
-    """
+    """The smallest number from `low` to `high` that holds; None if none does. The search, from `start`, assumes that
+    all numbers above one that holds also hold. Steps double after each `same` steps. If `stop` ends the search, the
+    smallest number found so far is returned."""
     found = reach(lambda n: not holds(n), low, high, start, stop=stop, same=same)[1]
     return found if found <= high else None

@@ -59,11 +59,9 @@ class Placement(Protocol):
     name: str
 
     def place(self, workload: Workload, cluster: Cluster, seed: int) -> Cluster:
-        """A cluster without a placement → the cluster with one, and with slots for it on its servers.
-
-        The cluster is judged by the workload's goal.
-        Raises `IncompatibleError`: this cluster is not supported; `ValidationError`: the fleet does not fit on it.
-        """
+        """A cluster without a placement → the cluster with one, and with slots for it on its servers. The cluster is
+        judged by the workload's goal. Raises `IncompatibleError`: this cluster is not supported; `ValidationError`: the
+        fleet does not fit on it."""
 
 
 @runtime_checkable

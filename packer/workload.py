@@ -284,10 +284,8 @@ class Workload:
 
     def held_to(self, slo: GoalLike | tuple[str, ...] | None) -> Workload:
         """The workload with its goal changed by `slo` (`Goal.changed_by`) or by several texts; None changes nothing.
-
         Raises `ValidationError`: `slo` has limits for an slo_class that no adapter has, or texts leave an adapter's
-        slo_class without limits.
-        """
+        slo_class without limits."""
         if slo is None:
             return self
         goal = self.slo.parsed(slo) if isinstance(slo, tuple) else self.slo.changed_by(slo)

@@ -23,11 +23,9 @@ def capacity_band(profiles: Sequence[Profile]) -> tuple[float, float] | None:
 
 
 def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
-    """The plan with its `estimate_band`: GPUs and objective at both ends of the capacities that are likely.
-
-    A server of c times the estimated capacity serves what an estimated one serves at 1 / c of the rates. `again`
-    makes the plan at such rates, None if there is none. The given plan also counts if its margin covers the rates.
-    """
+    """The plan with its `estimate_band`: GPUs and objective at both ends of the capacities that are likely. A server of
+    c times the estimated capacity serves what an estimated one serves at 1 / c of the rates. `again` makes the plan at
+    such rates, None if there is none. The given plan also counts if its margin covers the rates."""
     band = capacity_band([item.profile for item in plan.bins])
     if band is None or plan.workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
         return plan

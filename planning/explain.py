@@ -92,11 +92,9 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
-    """The plan on which the fewest adapters break the goal, with what would keep it.
-
-    If no number of GPUs keeps it, the plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at
-    hand are too few, the plan with the most requests within their limits (`Frontier.at_most`).
-    """
+    """The plan on which the fewest adapters break the goal, with what would keep it. If no number of GPUs keeps it, the
+    plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at hand are too few, the plan with the
+    most requests within their limits (`Frontier.at_most`)."""
 
     def over(point: FrontierPoint) -> int:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used

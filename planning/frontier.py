@@ -48,11 +48,9 @@ class Conditions:
     log_hour: RequestTrace | None = None
 
     def margin_of(self, profile: Profile) -> float:
-        """Share by which rates on servers of this profile are raised.
-
-        Raises `ValidationError`: out of range, or both are given; `IncompatibleError`: no margin follows from the
-        confidence, because the profile has no held-out errors.
-        """
+        """Share by which rates on servers of this profile are raised. Raises `ValidationError`: out of range, or both
+        are given; `IncompatibleError`: no margin follows from the confidence, because the profile has no held-out
+        errors."""
         return rate_margin_for(profile, confidence=self.confidence, margin=self.margin)
 
 

@@ -114,11 +114,9 @@ class KeptHours:
         return [hour for hour in self.hours if hour not in (self.given, self.planned)]
 
     def job(self, item: Bin, hour: Hour) -> Job:
-        """Return the job that simulates a server in an hour.
-
-        Servers that share random numbers are compared by them, and they are drawn once. In a fresh hour each server
-        has its own, so that an unlucky draw breaks one server and not all, and each hour tells more about the plan.
-        """
+        """Return the job that simulates a server in an hour. Servers that share random numbers are compared by them,
+        and they are drawn once. In a fresh hour each server has its own, so that an unlucky draw breaks one server and
+        not all, and each hour tells more about the plan."""
         return item, hour.fleet, seeds.of_server(hour.seed, item.adapters[0]) if hour.apart else hour.seed
 
     def worst(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> Hour:
@@ -146,11 +144,9 @@ class KeptHours:
         self, bins: Sequence[Bin], hours: Sequence[Hour] | None = None, most: Sequence[float] | None = None,
         then: Sequence[tuple[Job, float]] = (),
     ) -> list[float]:  # fmt: skip
-        """The share of its limits that each server uses in the worst of `hours` (None: all kept hours).
-
-        A server that uses `most` of its limits in one hour, or starves or queues, is not simulated in the next hour.
-        Without `most`, all hours but the first are simulated at once. `then`: see `Hours.judged`.
-        """
+        """The share of its limits that each server uses in the worst of `hours` (None: all kept hours). A server that
+        uses `most` of its limits in one hour, or starves or queues, is not simulated in the next hour. Without `most`,
+        all hours but the first are simulated at once. `then`: see `Hours.judged`."""
         worst = [0.0] * len(bins)
         enough = [min(FAR_BEYOND, used) for used in most or [FAR_BEYOND] * len(bins)]
         order = list(self.hours if hours is None else hours)

@@ -131,10 +131,8 @@ def hot_alone(
     placed: Callable[[Workload, int], Sequence[Bin]],
 ) -> Iterator[tuple[Bin, ...]]:  # fmt: skip
     """Yield servers with one part each of the adapters that have `parts`, and the other adapters on the servers left.
-
     Servers that the others do not need get further parts. Nothing if no adapter has parts, if there are too few
-    servers, or if `placed` has no place for the others on them. `allowed`: maximum number of parts, as in `needed`.
-    """
+    servers, or if `placed` has no place for the others on them. `allowed`: maximum number of parts, as in `needed`."""
     hot = {i: n for i, n in parts.items() if n}
     cool = tuple(i for i in range(len(fleet)) if i not in hot)
     left = n_gpus - sum(hot.values())
@@ -156,11 +154,9 @@ def on_all(
     fleet: Workload, profile: Profile, n_gpus: int, least: float,
     placed: Callable[[Workload, int], Sequence[Bin]], *, all_slots: bool = False,
 ) -> Iterator[tuple[Bin, ...]]:  # fmt: skip
-    """Yield servers that each have an equal part of every adapter with a load of at least `least` tok/s.
-
-    Nothing if there is no such adapter, or if `placed` has no place for some of the others. `all_slots`: a slot for
-    each adapter, up to the most with which a server starts; otherwise one slot, to be increased later.
-    """
+    """Yield servers that each have an equal part of every adapter with a load of at least `least` tok/s. Nothing if
+    there is no such adapter, or if `placed` has no place for some of the others. `all_slots`: a slot for each adapter,
+    up to the most with which a server starts; otherwise one slot, to be increased later."""
     is_hot = fleet.offered_tok_s_by_adapter >= least * (1.0 - 1e-9)
     hot, cool = (tuple(np.flatnonzero(each).tolist()) for each in (is_hot, ~is_hot))
     bins = placed(fleet.subset(cool), n_gpus) if hot and cool else ()

@@ -25,11 +25,9 @@ SPREAD = 3.0  # Provide slots for the mean number of adapters with a request, pl
 
 
 def likely_slots(fleet: Workload, item: Bin) -> int:
-    """The candidate with slots for the adapters that have a request at once; at least the server's, up to one each.
-
-    An adapter has a request for 1 - exp(-rate x time) of the time; `time` is that of its output tokens at `PACE` times
-    the ITL limit. More slots than now must leave enough KV cache for the tokens of all requests.
-    """
+    """The candidate with slots for the adapters that have a request at once; at least the server's, up to one each. An
+    adapter has a request for 1 - exp(-rate x time) of the time; `time` is that of its output tokens at `PACE` times the
+    ITL limit. More slots than now must leave enough KV cache for the tokens of all requests."""
     own = indices(item.adapters)
     pace_s = PACE * np.minimum(fleet.slo.columns(fleet)[1][own], SLOWEST_MS) * 1e-3
     output = fleet.mean_output_tokens[own]

@@ -20,10 +20,8 @@ EVENER = 0.005  # After a split that failed, one is tried if its fullest server 
 
 def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -> Iterator[list[Bin]]:
     """Yield even splits of the fleet over `n` servers of at most `slots` slots; none for fewer adapters than servers.
-
     Adapters by decreasing load in serpentine order; each to the least loaded server; by rank, then load, in serpentine
-    order; finally, if more even by `EVENER`, the first split improved by exchanges.
-    """
+    order; finally, if more even by `EVENER`, the first split improved by exchanges."""
     if len(fleet) < n:
         return
     loads = fleet.offered_tok_s_by_adapter

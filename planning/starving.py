@@ -26,10 +26,8 @@ BEYOND = 4  # A server certainly starves with this multiple of the load that any
 
 def servers_by_load(fleet: Workload, profile: Profile) -> int:
     """The fewest servers that the load takes (`load_bound`), also of rates and prompts for which that has no bound.
-
     Unpredictable rates count at their lowest. Of prompts that share prefixes, the tokens count that an unlimited cache
-    leaves. That is an approximation, not a bound, so that half of this load counts.
-    """
+    leaves. That is an approximation, not a bound, so that half of this load counts."""
     part, arrivals = 1.0, fleet.arrivals
     if arrivals.kind == "unpredictable":
         fleet, part = fleet.with_arrivals(Arrivals()), 1.0 / arrivals.span
@@ -65,11 +63,8 @@ def _with_all(hour: ServerHour, share: float) -> ServerHour:
 
 def starving_share(item: Bin, own: Workload) -> float | None:
     """The share of a server's requests that are simulated for an hour if it certainly starves and its usual run has
-    more than `HARD_LIMIT` requests; None for other servers.
-
-    It gets at least `BEYOND` times the load that any server can serve, of which so much is simulated, or more requests
-    than can be drawn (`MAX_REQUESTS`).
-    """
+    more than `HARD_LIMIT` requests; None for other servers. It gets at least `BEYOND` times the load that any server
+    can serve, of which so much is simulated, or more requests than can be drawn (`MAX_REQUESTS`)."""
     hour_s = own.arrivals.whole_s(HOUR_S)
     sent = own.rate * (parts_s(item, own) or hour_s)
     if sent <= HARD_LIMIT or own.arrivals.trace is not None:

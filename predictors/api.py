@@ -47,11 +47,9 @@ def load_predictor(name: str | os.PathLike[str], profile: Profile, *, seed: int 
 
 
 def evaluated(predictor: Predictor, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
-    """Figures of each bin by a predictor that may come from another package; one row per bin, in order.
-
-    Raises `PluginError`: the predictor is not one of packer's, and raised, or returned another number of rows or a
-    figure that no server has.
-    """
+    """Figures of each bin by a predictor that may come from another package; one row per bin, in order. Raises
+    `PluginError`: the predictor is not one of packer's, and raised, or returned another number of rows or a figure that
+    no server has."""
     if isinstance(predictor, TwinBased):
         return predictor.evaluate(workload, bins)
     with plugged(f"The predictor {predictor.name!r}"):

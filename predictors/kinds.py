@@ -157,11 +157,9 @@ MOST_ROWS = 3000  # of the search; the chosen tree is fitted to all
 
 
 def refined(kind: ModelKind, x: Float32Array, y: FloatArray, groups: npt.NDArray[np.str_], name: str, seed: int) -> Any:
-    """Return the fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules).
-
-    Trees are grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest,
-    which are smoother. Ties go to fewer rules.
-    """
+    """Return the fitted scikit-learn tree with the least (error in grouped folds) · (1 + PENALTY · rules). Trees are
+    grown best first (`max_leaf_nodes`) on the figures themselves or on the predictions of a forest, which are smoother.
+    Ties go to fewer rules."""
     from sklearn.model_selection import GroupKFold
 
     classify = name == STARVED

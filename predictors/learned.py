@@ -123,10 +123,8 @@ class LearnedPredictor:
         self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0
     ) -> tuple[Evaluations, BoolArray]:
         """Evaluate as `evaluate` does; also return which bins have a feature outside the training range, bool (n,).
-
         Bins with requests to the base model count as outside. Raises `ModelError` for bins of another profile, and
-        `ValidationError` for adapters on a bin without slots.
-        """
+        `ValidationError` for adapters on a bin without slots."""
         if not bins:
             return Evaluations.of([]), np.zeros(0, dtype=bool)
         if workload.arrivals.kind != "poisson":

@@ -60,11 +60,9 @@ class Energy:
 
 
 def energy_of(plan: Plan) -> Energy | None:
-    """Energy of a plan's servers; None without servers, without a GPU's data sheet, or without a predicted latency.
-
-    The mean number of running requests is output tokens per second times mean ITL (Little's law). With speculation, ITL
-    is the time between chunks of tokens, so it is mean TPOT there, if the predictor gives it.
-    """
+    """Energy of a plan's servers; None without servers, without a GPU's data sheet, or without a predicted latency. The
+    mean number of running requests is output tokens per second times mean ITL (Little's law). With speculation, ITL is
+    the time between chunks of tokens, so it is mean TPOT there, if the predictor gives it."""
     board = {sheet.title: sheet.watts for sheet in GPUS.values()}
     watts = 0.0
     for item, found in zip(plan.bins, plan.evaluations, strict=True):

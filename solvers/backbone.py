@@ -51,11 +51,9 @@ def without_adapters(profile: Profile) -> Profile:
 
 @lru_cache(maxsize=256)
 def lightest(profile: Profile, rank: int) -> Profile:
-    """The same server, except that each step pays for one slot of this rank with one adapter in it, and no more.
-
-    Every request has an adapter, or none has one (rank 0). Steps of a real server with adapters of this rank take at
-    least as long. Terms of thread blocks and of ranks summed over adapters are left out.
-    """
+    """The same server, except that each step pays for one slot of this rank with one adapter in it, and no more. Every
+    request has an adapter, or none has one (rank 0). Steps of a real server with adapters of this rank take at least as
+    long. Terms of thread blocks and of ranks summed over adapters are left out."""
     if rank == 0:
         return without_adapters(profile)
     law, slot = profile.latency.coefficients, slot_rank_for(rank)
@@ -78,10 +76,8 @@ def lightest(profile: Profile, rank: int) -> Profile:
 
 def backbone_tok_s(workload: Workload, profile: Profile) -> float:
     """Maximum throughput of the base model on the fleet's mix of requests, tok/s, measured on an overloaded twin.
-
     Counts the tokens of requests that finish in the second half of a run. The run lasts about as long as 30 answers,
-    and its first half fills the batch.
-    """
+    and its first half fills the batch."""
     return _saturated(workload)(profile)
 
 

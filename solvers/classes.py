@@ -92,11 +92,9 @@ class Classes:
 
     @cached_property
     def chains(self) -> IntArray:
-        """1 at [j, k] if class j is class k, or differs from it by a higher rate alone; int64 (K, K).
-
-        `counts @ chains` counts, for each class, the adapters of a bin that are at least as heavy. If none of these
-        numbers is smaller than that of another bin, the bin is at least as heavy, adapter by adapter.
-        """
+        """1 at [j, k] if class j is class k, or differs from it by a higher rate alone; int64 (K, K). `counts @ chains`
+        counts, for each class, the adapters of a bin that are at least as heavy. If none of these numbers is smaller
+        than that of another bin, the bin is at least as heavy, adapter by adapter."""
         alike = [_content(self.workload, replace(kind, rate=1.0)) for kind in self.kinds]
         first = np.array([alike.index(each) for each in alike])
         place = np.argsort(np.argsort(-self.rates, kind="stable"))

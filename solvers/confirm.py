@@ -155,11 +155,9 @@ def shortfall_by_profile(bins: Sequence[Bin], evaluations: Evaluations, refused:
 
 
 def repaired(problem: Problem, bins: Sequence[Bin], refused: Sequence[int]) -> tuple[Bin, ...] | None:
-    """Move adapters of the refused bins to other bins so that the whole predictor admits every bin; None if it fails.
-
-    A refused bin gives away the fewest adapters that make up a share of its load. Bins with room take these adapters;
-    new GPUs of the same kind take the rest. None also if more than half of the bins are refused.
-    """
+    """Move adapters of the refused bins to other bins so that the whole predictor admits every bin; None if it fails. A
+    refused bin gives away the fewest adapters that make up a share of its load. Bins with room take these adapters; new
+    GPUs of the same kind take the rest. None also if more than half of the bins are refused."""
     if 2 * len(refused) > len(bins) or any(item.is_split for item in bins):
         return None
     lighter = _lightened(problem, {k: bins[k] for k in refused})

@@ -276,11 +276,9 @@ def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()
 
 
 def rate_margin_for(profile: Profile, *, confidence: float | None = None, margin: float | None = None) -> float:
-    """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors.
-
-    With neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and
-    10 % for a profile that carries no errors.
-    """
+    """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors. With
+    neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and 10 % for a profile
+    that carries no errors."""
     if margin is not None:
         if confidence is not None:
             raise ValidationError("Expected a confidence or a margin, got both.")

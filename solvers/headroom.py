@@ -18,10 +18,8 @@ def headroom(
     factors: Sequence[float] = LEVELS,
 ) -> tuple[float | None, ...]:  # fmt: skip
     """For each bin the largest of the `factors` of its rates (ascending) at which it does not starve by the predictor.
-
     If `stop` ends the search early, the largest factor known to hold, None if none is known. None for a bin that
-    starves at the first factor, and for a replayed trace.
-    """
+    starves at the first factor, and for a replayed trace."""
     if workload.arrivals.trace is not None:
         return (None,) * len(bins)
 

@@ -77,12 +77,9 @@ class SlotSearch:
         self, adapters: Sequence[int], profile: Profile | None = None, shares: Sequence[float] = (),
         hint: int | None = None, *, thorough: bool = False,
     ) -> Bin | None:  # fmt: skip
-        """A bin of these adapters that holds, or None.
-
-        Evaluates `hint` slots first and climbs from there: the share of the load that is served rises with the
-        slots, until they take too much of the KV cache. Without a hint, or if `thorough` and the climb finds no bin
-        that holds, `any_slots` searches all candidates.
-        """
+        """A bin of these adapters that holds, or None. Evaluates `hint` slots first and climbs from there: the share of
+        the load that is served rises with the slots, until they take too much of the KV cache. Without a hint, or if
+        `thorough` and the climb finds no bin that holds, `any_slots` searches all candidates."""
         like = self.make(adapters, 1, profile, shares)
         if hint is None:
             return self.any_slots(like)

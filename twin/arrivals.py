@@ -80,11 +80,8 @@ def replaying(workload: Workload, duration_s: float, seed: int) -> Workload:
 
 def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
     """Draw sorted arrival times in [0, duration_s[ and the adapter of each; None if it does not depend on the time.
-
-    Poisson streams are drawn as their superposition: one stream whose requests choose their adapters.
-
-    Raises `ValidationError`: there would be more requests than fit into memory.
-    """
+    Poisson streams are drawn as their superposition: one stream whose requests choose their adapters. Raises
+    `ValidationError`: there would be more requests than fit into memory."""
     trace, rates = workload.arrivals.trace, workload.rates
     if trace is not None:
         n = int(np.searchsorted(trace.time_s, duration_s, side="left"))

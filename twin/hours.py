@@ -290,10 +290,8 @@ class Growth:
 
     def checked(self, room: Room) -> Room:
         """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
-        if hours are alike, else `FRESH_HOURS`.
-
-        Hours at the given rates are checked where the plan is made or evaluated.
-        """
+        if hours are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
+        evaluated."""
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         # Each further hour begins at the level that the hours before it have kept.
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):

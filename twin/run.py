@@ -320,11 +320,9 @@ class Run:
 
     @cached_property
     def slo_used(self) -> float:
-        """Share of its limits that the adapter at quantile `adapter_share` uses; above 1 too few adapters keep them.
-
-        If every adapter must keep its limits, the chance of adapters with few requests counts, too (`few_used`). Limits
-        of servers and of requests always count.
-        """
+        """Share of its limits that the adapter at quantile `adapter_share` uses; above 1 too few adapters keep them. If
+        every adapter must keep its limits, the chance of adapters with few requests counts, too (`few_used`). Limits of
+        servers and of requests always count."""
         used = self.adapter_slo_used
         others = max(self.server_slo_used, figures.requests_used(self))
         if self.workload.slo.adapter_share == 1.0 and np.isfinite(used).all():

@@ -220,9 +220,8 @@ class Server:
 
     def rules(self) -> EngineRules:
         """Return the rules of the engine's version; without caching and asynchronous scheduling if it is `unlike_vllm`.
-
-        Raises `ValidationError`: the profile of such a server asks for one of these, for priorities or for speculation.
-        """
+        Raises `ValidationError`: the profile of such a server asks for one of these, for priorities or for
+        speculation."""
         engine, other = self.profile.engine, unlike_vllm(self.workload, self.profile)
         if not other:
             return rules_of(engine)

@@ -96,10 +96,8 @@ LONGEST_S = 4 * 3600.0
 
 def waiting_means(sim: Run, edges_s: FloatArray) -> FloatArray:
     """Return the mean number of requests that wait for their first token in each piece of a run, float64 (k,).
-
     `edges_s` float64 (k + 1,): ascending ends of the pieces, within the run. A preempted request does not count again.
-    0 if the server does not start.
-    """
+    0 if the server does not start."""
     started = np.sort(sim.raw.first_s[np.isfinite(sim.raw.first_s)], kind="stable")  # nearly sorted: fast
     sent_s = np.sort(sim.raw.requests.time_s, kind="stable")
     return np.diff(_time_since(sent_s, edges_s) - _time_since(started, edges_s)) / np.diff(edges_s)
@@ -140,11 +138,9 @@ class QueueGrowth:
 
 
 def queue_growth(sim: Run) -> QueueGrowth:
-    """Growth of the queue in one run.
-
-    The standard error is computed from the means of `BATCHES` pieces around the common straight line. The correlation
-    of each piece with the next one widens it: var · (1 + ρ) / (1 − ρ), ρ at most `MAX_CORRELATION`.
-    """
+    """Growth of the queue in one run. The standard error is computed from the means of `BATCHES` pieces around the
+    common straight line. The correlation of each piece with the next one widens it: var · (1 + ρ) / (1 − ρ), ρ at most
+    `MAX_CORRELATION`."""
     means = waiting_means(sim, np.linspace(sim.duration_s / 3.0, sim.duration_s, 2 * BATCHES + 1))
     middle, last = float(means[:BATCHES].mean()), float(means[BATCHES:].mean())
     place = np.arange(2 * BATCHES) - (BATCHES - 0.5)

@@ -37,12 +37,9 @@ def routing(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def nginx(servers: Servers, options: Options) -> dict[str, str]:
-    """`nginx.conf`, for inclusion in the block `http`: a map from the header to the server.
-
-    `split_clients` distributes the requests of replicated adapters; requests with the same header `X-Session-Id` go to
-    the same replica. nginx ignores case in the values of a map, so names that differ only by case become
-    case-sensitive regular expressions.
-    """
+    """`nginx.conf`, for inclusion in the block `http`: a map from the header to the server. `split_clients` distributes
+    the requests of replicated adapters; requests with the same header `X-Session-Id` go to the same replica. nginx
+    ignores case in the values of a map, so names that differ only by case become case-sensitive regular expressions."""
     table = {quoting.header_key(name): places for name, places in routes(servers).items()}
     folded = Counter(key.lower() for key in table)
     splits, rows = [], []
@@ -61,11 +58,9 @@ def nginx(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def envoy(servers: Servers, options: Options) -> dict[str, str]:
-    """`envoy.yaml`: static resources to merge into a bootstrap configuration.
-
-    A `RouteConfiguration` and its `clusters` (envoy.config.route.v3, envoy.config.cluster.v3): one route per adapter,
-    with weighted clusters for replicated adapters.
-    """
+    """`envoy.yaml`: static resources to merge into a bootstrap configuration. A `RouteConfiguration` and its `clusters`
+    (envoy.config.route.v3, envoy.config.cluster.v3): one route per adapter, with weighted clusters for replicated
+    adapters."""
     table = _weighted(servers).items()
     found = {key: {server.name: weight for server, weight in places} for key, places in table}
     return {"envoy.yaml": templates.render("envoy.yaml", routes=found, servers=servers)}
@@ -73,10 +68,8 @@ def envoy(servers: Servers, options: Options) -> dict[str, str]:
 
 def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
     """`httproutes.yaml`, for `kubectl apply -f`: HTTPRoutes (gateway.networking.k8s.io/v1) to the servers' Services.
-
     Each HTTPRoute covers up to `MOST_RULES` adapters. The Gateway is named `packer`, each Service like its server.
-    Raises `IncompatibleError`: an adapter is on more servers than that.
-    """
+    Raises `IncompatibleError`: an adapter is on more servers than that."""
     rules = list(_weighted(servers).items())
     most, key = max((len(places), key) for key, places in rules)
     if most > MOST_RULES:
@@ -87,11 +80,9 @@ def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
 
 
 def litellm(servers: Servers, options: Options) -> dict[str, str]:
-    """`litellm.yaml`: a deployment for each adapter on each server, weighted by its share (`simple-shuffle`).
-
-    LiteLLM looks for the exact name of a model first, then treats `*` in names as a wildcard. An adapter with `*` in
-    its name thus reaches its server; for other names that match the pattern, this server responds "no such model".
-    """
+    """`litellm.yaml`: a deployment for each adapter on each server, weighted by its share (`simple-shuffle`). LiteLLM
+    looks for the exact name of a model first, then treats `*` in names as a wildcard. An adapter with `*` in its name
+    thus reaches its server; for other names that match the pattern, this server responds "no such model"."""
     deployments = [(name, *each) for name, places in routes(servers).items() for each in weights(places)]
     return {"litellm.yaml": templates.render("litellm.yaml", deployments=deployments)}
 

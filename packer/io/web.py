@@ -50,9 +50,8 @@ class Address:
 
     def said(self, status: int, text: str) -> str:
         """What an answer other than 200 says, in one line, masked: an error's message, a page's title, else its text.
-
-        Servers and gateways write {"error": {"message": …}}, {"message": …} or {"detail": …}, proxies a page in HTML.
-        """
+        Servers and gateways write {"error": {"message": …}}, {"message": …} or {"detail": …}, proxies a page in
+        HTML."""
         if 300 <= status < 400:
             return f"HTTP {status}: a redirect, which is not followed"
         found: Any = None

@@ -146,12 +146,9 @@ def _mean_and_cv(row: Row, mean_column: str, cv_column: str, shape: Lengths) -> 
 def write_workload(
     workload: Workload, path: str | os.PathLike[str], *, force: bool = False, comments: Sequence[str] = ()
 ) -> None:
-    """Write a workload atomically, in the format of the suffix (see `read_workload`).
-
-    CSV and Parquet store lengths as mean and cv; `comments` are written at the top of a CSV or YAML file.
-
-    Raises `IncompatibleError`: the format can't represent this workload, or the suffix is unknown.
-    """
+    """Write a workload atomically, in the format of the suffix (see `read_workload`). CSV and Parquet store lengths as
+    mean and cv; `comments` are written at the top of a CSV or YAML file. Raises `IncompatibleError`: the format can't
+    represent this workload, or the suffix is unknown."""
     suffix, _ = _suffix(path)
     if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_to_dict

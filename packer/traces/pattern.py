@@ -60,11 +60,9 @@ class RateTable:
         return replace(self, rates=rates, start_s=first_s + kept * self.window_s)
 
     def day(self) -> dict[str, FloatArray]:
-        """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM.
-
-        Raises `ValidationError`: the windows do not divide a day into whole minutes, do not start at multiples of their
-        length, or do not cover the whole day.
-        """
+        """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM. Raises
+        `ValidationError`: the windows do not divide a day into whole minutes, do not start at multiples of their
+        length, or do not cover the whole day."""
         if self.window_s % 60.0 or DAY_S % self.window_s:
             rule = f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
             raise ValidationError(rule)

@@ -110,11 +110,9 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
 def fetch(
     server: Address | str, source: CounterNames, *, end_s: float, span_s: float, window_s: float
 ) -> dict[str, Any]:
-    """Responses of a Prometheus server to `queries`, by name, and the window; the input of `parse`.
-
-    Raises `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the
-    server can't be reached, refuses a query, or does not respond in HTTP and JSON.
-    """
+    """Responses of a Prometheus server to `queries`, by name, and the window; the input of `parse`. Raises
+    `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the server can't
+    be reached, refuses a query, or does not respond in HTTP and JSON."""
     where = address_of(server) if isinstance(server, str) else server
     checks.real("the window (s)", window_s, low=1.0)
     checks.real("the span (s)", span_s, low=window_s)

@@ -133,11 +133,9 @@ def step_of(time_s: FloatArray) -> float:
 
 
 def spread(time_s: FloatArray, step_s: float) -> FloatArray:
-    """Times spread uniformly at random over their steps, sorted and starting at 0; unchanged if the step is 0.
-
-    Requests that a log rounds to one time did not arrive simultaneously; replayed like that, they would queue without
-    reason. Given their number, Poisson arrivals are uniform over a step. The draw is the same at every call.
-    """
+    """Times spread uniformly at random over their steps, sorted and starting at 0; unchanged if the step is 0. Requests
+    that a log rounds to one time did not arrive simultaneously; replayed like that, they would queue without reason.
+    Given their number, Poisson arrivals are uniform over a step. The draw is the same at every call."""
     if step_s == 0.0 or not len(time_s):
         return time_s
     inside = np.random.default_rng(0).random(len(time_s))

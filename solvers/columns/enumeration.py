@@ -60,10 +60,8 @@ class Packed:
 
 def packed(feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget: int, time_limit_s: float) -> Packed:
     """Find a plan of at most `n_bins` bins, or show that there is none, if at most `budget` bins must be evaluated.
-
     `weights` (K,): weight of an adapter of each class. Classes of weight 0 are left out: if the other classes need more
-    bins, the fleet does. Raises `OutOfTime`.
-    """
+    bins, the fleet does. Raises `OutOfTime`."""
     weights = np.where(weights > _NOTHING, weights, 0.0)
     demand, none = feasibility.classes.demand, np.zeros((0, len(weights)), dtype=np.int64)
     beyond = certify(feasibility, weights, above=1.0, slack=TOLERANCE, budget=budget, known=none)
@@ -83,10 +81,8 @@ def packed(feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget
 
 def every_bin_within(weights: FloatArray, limit: IntArray, low: float, high: float, most: int) -> IntArray | None:
     """Every vector of at most `limit` (K,) that weighs `low` to `high`, heaviest first, int64 (m, K); None if > `most`.
-
     Branch and bound over classes, the heaviest first: a branch ends if it can't reach `low`, or if the lightest class
-    does not fit. Counts of classes without weight are 0.
-    """
+    does not fit. Counts of classes without weight are 0."""
     useful = np.flatnonzero((weights > 0.0) & (limit > 0))
     useful = useful[np.argsort(-weights[useful], kind="stable")]
     worth, top = weights[useful], limit[useful]

@@ -186,11 +186,9 @@ class Columns:
         return added
 
     def dive(self, servers: IntArray, shake: float, *, rounded: bool = True) -> list[tuple[Source, IntArray]] | None:
-        """Patterns that hold all adapters on `servers` of each kind (S,); None if some adapters are left.
-
-        If `rounded`, the relaxation is rounded down first. Then servers are filled one after the other, best value
-        first. `shake`: spread of the noise on the values. Raises `OutOfTime`.
-        """
+        """Patterns that hold all adapters on `servers` of each kind (S,); None if some adapters are left. If `rounded`,
+        the relaxation is rounded down first. Then servers are filled one after the other, best value first. `shake`:
+        spread of the noise on the values. Raises `OutOfTime`."""
         if self.master is None or not self.master.duals.any():
             return None
         left, free, rng = self.demand.copy(), servers.copy(), self.sources[0].rng

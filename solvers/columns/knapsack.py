@@ -33,11 +33,9 @@ class Knapsacks:
         self._unit = _common_unit(feasibility.classes.loads)
 
     def best(self, weights: FloatArray, limit: IntArray, carried_tok_s: float) -> IntArray:
-        """Feasible bins (m, K) of high value, at most one for each slot rank and none of more than `limit` (K,).
-
-        For each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: the heaviest's
-        load.
-        """
+        """Feasible bins (m, K) of high value, at most one for each slot rank and none of more than `limit` (K,). For
+        each slot rank, the best bin of the largest load whose best bin is feasible. `carried_tok_s`: the heaviest's
+        load."""
         found = [np.zeros((0, len(weights)), dtype=np.int64)]
         if len(weights) <= _MOST_CLASSES:
             for slot in self._useful(weights, limit):

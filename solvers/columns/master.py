@@ -95,11 +95,9 @@ def solve_integer(
     patterns: IntArray | FloatArray, demand: IntArray | FloatArray, *, time_limit_s: float,
     prices: FloatArray | None = None, exact_cover: bool = False, most_bins: float = np.inf,
 ) -> tuple[IntArray | None, bool]:  # fmt: skip
-    """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven.
-
-    With `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False)
-    if nothing was found in time; (None, True) if there is no cover of at most `most_bins` patterns.
-    """
+    """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven. With
+    `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False) if
+    nothing was found in time; (None, True) if there is no cover of at most `most_bins` patterns."""
     if not len(patterns):
         return None, bool(np.any(demand > 0))
     import pulp

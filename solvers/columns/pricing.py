@@ -53,12 +53,9 @@ class _Search:
 def fill(
     feasibility: Feasibility, bins: IntArray, orders: list[IntArray], limit: IntArray, sizes: FloatArray
 ) -> IntArray:
-    """Fill m feasible bins (m, K), each with as many adapters as fit, class by class in its order.
-
-    Bisection finds the longest prefix of the order that fits with all its adapters; after it, each of the next few
-    classes is filled with as many as fit. No count exceeds `limit` (K,); `sizes` (K,) guess an adapter's share of a
-    bin.
-    """
+    """Fill m feasible bins (m, K), each with as many adapters as fit, class by class in its order. Bisection finds the
+    longest prefix of the order that fits with all its adapters; after it, each of the next few classes is filled with
+    as many as fit. No count exceeds `limit` (K,); `sizes` (K,) guess an adapter's share of a bin."""
     bins, begin = _longest_start(feasibility, bins, orders, limit)
     ends = [min(len(order), start + _DEPTH) for order, start in zip(orders, begin, strict=True)]
     for depth in range(_DEPTH):

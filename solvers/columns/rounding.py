@@ -29,11 +29,9 @@ def trimmed(patterns: Sequence[IntArray], demand: IntArray) -> list[IntArray]:
 
 
 def realise(problem: Problem, classes: Classes, patterns: Sequence[IntArray]) -> tuple[Bin, ...] | None:
-    """Bins of the real fleet for a cover by patterns, each evaluated directly; None if they can't be repaired.
-
-    Bins that the predictor refuses (classes are rounded, or the predictor is not exactly monotone) give adapters to
-    other bins, or to new ones.
-    """
+    """Bins of the real fleet for a cover by patterns, each evaluated directly; None if they can't be repaired. Bins
+    that the predictor refuses (classes are rounded, or the predictor is not exactly monotone) give adapters to other
+    bins, or to new ones."""
     sets = classes.assign(trimmed(patterns, classes.demand))
     found = real_bins(problem, sets)
     refused = [k for k, item in enumerate(found) if item is None]

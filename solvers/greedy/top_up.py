@@ -16,11 +16,9 @@ _ROUNDS = 4
 
 
 def top_up(slots: SlotSearch, bin_: Bin, rest: IntArray) -> Bin:
-    """Add adapters of `rest` (by falling load) to the bin: the heaviest adapter that fits, repeatedly.
-
-    The bin gets more slots only if each adapter had its own. Bisection finds what fits: if an adapter fits, lighter
-    ones are taken to fit too; equal adapters either all fit or don't.
-    """
+    """Add adapters of `rest` (by falling load) to the bin: the heaviest adapter that fits, repeatedly. The bin gets
+    more slots only if each adapter had its own. Bisection finds what fits: if an adapter fits, lighter ones are taken
+    to fit too; equal adapters either all fit or don't."""
     fleet, tried = slots.problem.workload, 0
     for _ in range(_ROUNDS):
         loads, ranks = fleet.offered_tok_s_by_adapter[rest], fleet.ranks[rest]

@@ -45,11 +45,9 @@ class Candidates(NamedTuple):
 
 
 def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int]) -> Candidates:
-    """Return the candidates of a cluster; `slot_ranks`: the largest rank that the slots of each server hold.
-
-    Raises `ValidationError`: no server may serve an adapter, the placement names an adapter that the workload does not
-    have, or adapters of several base models have no placement.
-    """
+    """Return the candidates of a cluster; `slot_ranks`: the largest rank that the slots of each server hold. Raises
+    `ValidationError`: no server may serve an adapter, the placement names an adapter that the workload does not have,
+    or adapters of several base models have no placement."""
     if len(workload.models) > 1 and cluster.placement is None:
         said = f"Expected a placement for adapters of several base models ({', '.join(workload.models)}):"
         raise ValidationError(f"{said} plan.cluster().")
@@ -72,11 +70,9 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
 def allowed(
     workload: Workload, ranks: IntArray, on: Iterable[int], placement: Sequence[Mapping[int, float]] | None
 ) -> Candidates:
-    """Group the adapters by the servers among `on` that may serve them; an adapter may have no server.
-
-    `ranks` (S,): the largest rank that each server holds. `placement`: adapters of each server with their shares; None:
-    every server may serve every adapter that its slots hold.
-    """
+    """Group the adapters by the servers among `on` that may serve them; an adapter may have no server. `ranks` (S,):
+    the largest rank that each server holds. `placement`: adapters of each server with their shares; None: every server
+    may serve every adapter that its slots hold."""
     groups: list[list[tuple[int, float]]]
     if placement is None:
         steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it

@@ -123,10 +123,8 @@ class Dispatch:
         return np.flatnonzero(~(inside & np.isin(c.group[adapter] * count + assigned, allowed)))
 
     def adapter_rows(self, adapter: IntArray) -> int:
-        """Return the number of adapters a server has rows for: slightly more than it sees under random routing.
-
-        Rows are added if they run out. Unused rows take memory, too: operating systems give large arrays pages of 2 MB.
-        """
+        """Return the number of adapters a server has rows for: slightly more than it sees under random routing. Rows
+        are added if they run out. Unused rows take memory, too: operating systems give large arrays pages of 2 MB."""
         m, count = len(self.workload), len(self.cluster)
         elsewhere = np.power(1.0 - 1.0 / count, np.bincount(adapter, minlength=m))
         return min(m, len(adapter) // count + 64, int(1.1 * (m - elsewhere.sum())) + 64)

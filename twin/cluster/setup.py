@@ -93,11 +93,9 @@ OFF: dict[str, Any] = {"block_size": 1, "prefix_caching": False, "async_scheduli
 
 
 def kind_setup(workload: Workload, kind: ServerKind, system: System, policy: CachePolicy) -> Setup:
-    """Return the setup of a kind of server in a system, as if it served the whole fleet; `policy`: of all kinds.
-
-    Raises `IncompatibleError`: the engine does not support the system or the workload; `ValidationError`: the kind has
-    no slots, and the workload has adapters.
-    """
+    """Return the setup of a kind of server in a system, as if it served the whole fleet; `policy`: of all kinds. Raises
+    `IncompatibleError`: the engine does not support the system or the workload; `ValidationError`: the kind has no
+    slots, and the workload has adapters."""
     if workload.n_loras:
         checks.integer("max_loras of a server with adapters", kind.max_loras, low=1)
     engine = kind.engine if system.engine is None else engine_of(system.engine)

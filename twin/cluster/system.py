@@ -71,12 +71,9 @@ def judged(workload: Workload, cluster: Cluster, slo: GoalLike | None) -> Worklo
 def placed(
     workload: Workload, cluster: Cluster, system: System, seed: int, placement: Placement | None = None
 ) -> Cluster:
-    """Return the cluster as the system runs it, with the system's placement if it has one.
-
-    If the system serves any plan, the cluster keeps its own placement. `placement`: the system's, if already created.
-
-    Raises `IncompatibleError`: the system places adapters by a rule of its own, and the cluster has a placement.
-    """
+    """Return the cluster as the system runs it, with the system's placement if it has one. If the system serves any
+    plan, the cluster keeps its own placement. `placement`: the system's, if already created. Raises
+    `IncompatibleError`: the system places adapters by a rule of its own, and the cluster has a placement."""
     if system.placement is None:
         return cluster
     if cluster.placement is not None:

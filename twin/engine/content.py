@@ -46,10 +46,8 @@ def blocks_of_sessions(
     sessions: IntArray, adapter: IntArray, prompt: IntArray, output: IntArray, tokens: int
 ) -> Blocks | None:
     """Blocks of requests in order of time, int64 (n,) each, by their sessions; None if no request continues a session.
-
     A request continues its session if its prompt is at least as long as prompt and output of the turn before: it then
-    begins with them. Otherwise its content is new.
-    """
+    begins with them. Otherwise its content is new."""
     n, whole = len(sessions), prompt + output
     order = np.lexsort((np.arange(n), sessions, adapter))
     earlier, later = order[:-1], order[1:]

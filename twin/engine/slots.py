@@ -28,10 +28,8 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 def register(state: ServerState, *, in_slots: bool) -> None:
     """Load every adapter once before the first request, in order; host memory keeps the last `host_places` of them.
-
     vLLM does this with the adapters of `--lora-modules` (vllm/entrypoints/openai/serving_models.py,
-    `init_static_loras`). `in_slots`: the adapters loaded last also stay in slots.
-    """
+    `init_static_loras`). `in_slots`: the adapters loaded last also stay in slots."""
     server, adapters = state.server, state.adapters
     loaded = (np.flatnonzero(adapters["rank"][1:]) + 1).tolist()
     kept = loaded[-int(server["host_places"]) :]

@@ -26,11 +26,9 @@ class SlotMemory:
     fixed_slots = True
 
     def kv_tokens(self, profile: Profile, max_loras: FloatArray, max_lora_rank: FloatArray) -> FloatArray:
-        """KV tokens, any common shape, may be < 0; at the measured points they equal the measurements.
-
-        Between measured points of one slot rank, the residual is interpolated linearly. Beyond them, the residual of
-        the nearest measured number of slots is used. For other ranks, `analytic_kv_tokens` is not corrected.
-        """
+        """KV tokens, any common shape, may be < 0; at the measured points they equal the measurements. Between measured
+        points of one slot rank, the residual is interpolated linearly. Beyond them, the residual of the nearest
+        measured number of slots is used. For other ranks, `analytic_kv_tokens` is not corrected."""
         tokens = analytic_kv_tokens(profile, max_loras, max_lora_rank)
         for measured_rank, (points, residual) in _residuals(profile).items():
             here = max_lora_rank == measured_rank
@@ -176,11 +174,9 @@ def _in_flight(engine: EngineSpec) -> int:
 def memory_error(
     profile: Profile, settings: Settings, workload: Workload | None = None, reserved: int = 0
 ) -> str | None:
-    """Return a message that says why the server does not start, or None if it starts.
-
-    vLLM refuses to start when the KV cache can't hold one request of `max_model_len` (vllm/v1/core/kv_cache_utils.py,
-    `check_enough_kv_cache_memory`). `workload`, `reserved`: see `held` and `kv_cache_tokens`.
-    """
+    """Return a message that says why the server does not start, or None if it starts. vLLM refuses to start when the KV
+    cache can't hold one request of `max_model_len` (vllm/v1/core/kv_cache_utils.py, `check_enough_kv_cache_memory`).
+    `workload`, `reserved`: see `held` and `kv_cache_tokens`."""
     settings = held(profile, settings, workload)
     tokens, needed = kv_cache_tokens(profile, settings, reserved=reserved), profile.memory.min_kv_tokens
     if tokens >= needed:
