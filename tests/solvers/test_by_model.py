@@ -134,7 +134,7 @@ class _Four(AnalyticPredictor):
         return AnalyticPredictor(16000.0 if four else 4000.0)._evaluation(workload, bin_)
 
 
-@pytest.mark.parametrize(("solver", "limit_s"), [("greedy", None), ("mixed", 0.4), ("cpsat", 0.4)])
+@pytest.mark.parametrize(("solver", "limit_s"), [("greedy", None), ("mixed", 0.8), ("cpsat", 0.8)])
 @pytest.mark.parametrize("models", [("llama",), ("llama", "qwen")])
 def test_a_dearer_kind_is_taken_where_the_cheapest_needs_too_many_gpus(
     solver: str, limit_s: float | None, models: tuple[str, ...]
