@@ -6,7 +6,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.failover import placed, without_server
+from packer.failover import nearness, placed, without_server
 from packer.goal import Goal
 from packer.profile import Profile
 from packer.solvers.nearest import Nearest
@@ -68,3 +68,8 @@ def test_a_class_with_tight_limits_keeps_its_servers_to_itself(server: Profile) 
     near.place_rest()
     held = [set(item.adapters) for item in wider]
     assert held == [set(own) for own in near.held[2:]] == [{2}, {3, 1}, {4, 0}], "evenly by load"
+
+
+def test_tighter_limits_come_before_wider_ones() -> None:
+    """On a server with wider limits an adapter would tighten those of the others: it goes there last."""
+    assert sorted([{2}, {0}, {1}, {3}], key=lambda kinds: nearness(1, kinds)) == [{1}, {0}, {2}, {3}]

@@ -50,3 +50,5 @@ def test_requests_to_the_base_model_get_no_slot(solver: str) -> None:
     (item,) = plan.bins
     assert (len(item.adapters), item.max_loras) == (6, 5)
     assert likely_slots(fleet, item.with_slots(6)) == 5
+    paper = packer.solve(fleet, server, "gpus", solver="greedy-paper", predictor=predictor, max_gpus=1, verify=False)
+    assert paper.bins[0].max_loras == 8  # a solver's own choice, not one for each

@@ -131,3 +131,14 @@ def test_an_emptied_server_keeps_limits_apart() -> None:
     near = Nearest(np.array([1.0, 5.0, 1.0]), [{0: 1.0}, {1: 1.0}, {2: 1.0}], [0, 1, 2], order=[1, 1, 0])
     assert near.empty(0, np.ones(3))
     assert near.held == [{}, {1: 1.0, 0: 1.0}, {2: 1.0}]
+
+
+def test_a_server_that_failed_to_load_an_adapter_comes_last() -> None:
+    """Where it did not load before, it may not load again: another server is tried first, with more load."""
+    held = [{0: 1.0}, {1: 1.0}, {2: 1.0}]
+    near = Nearest(np.array([1.0, 5.0, 2.0]), held, [0, 1, 2], refused=[(2, 0)])
+    assert near.empty(0, np.ones(3))
+    assert near.held[1] == {1: 1.0, 0: 1.0}
+    new = Nearest(np.array([1.0, 5.0, 2.0]), [{1: 1.0}, {2: 1.0}], [0, 1], refused=[(1, 0)])
+    new.place_rest()
+    assert new.held[0] == {1: 1.0, 0: 1.0}

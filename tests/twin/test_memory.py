@@ -19,9 +19,10 @@ from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.sessions import Sessions
+from packer.settings import MAX_LORAS
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
-from packer.twin.memory import held
+from packer.twin.memory import held, policy
 from packer.twin.memory.policy import (
     analytic_kv_tokens,
     kv_cache_tokens,
@@ -79,6 +80,14 @@ def test_sglang_has_a_slot_for_the_base_model(
             "memory_error" if ways else "ok",
             ways,
         )
+
+
+def test_sglangs_further_slot_is_within_the_most_of_settings(make_profile: Callable[..., Profile]) -> None:
+    """At the most slots that settings have, there is no further one."""
+    profile = make_profile()
+    other = replace(profile, engine=replace(profile.engine, name="sglang"))
+    fleet = Workload([Adapter("a", 8, 0.1), Adapter("base", 0, 0.1)])
+    assert policy.held(other, other.settings(MAX_LORAS, 8), fleet).max_loras == MAX_LORAS
 
 
 @given(st.integers(1, 200), st.integers(0, 50_000))

@@ -253,6 +253,10 @@ def test_ids_that_name_no_requests_join_nothing(tmp_path: Path) -> None:
     assert (len(log), log.notes) == (8, [said])
     log = read_trace(write(tmp_path / "x.jsonl", [*entries[::2], *lines_of(1), *lines_of(2)]))
     assert (len(log), len(log.notes)) == (6, 2)
+    rising = [{**entries[0], "id": "r", "prompt_tokens": 9 + k, "completion_tokens": 3 + k} for k in range(2)]
+    assert len(read_trace(write(tmp_path / "x.jsonl", [*rising]))) == 2
+    thrice = [*lines_of(1), lines_of(1)[-1]]
+    assert len(read_trace(write(tmp_path / "x.jsonl", [*thrice, *lines_of(2)]))) == 2
 
 
 @pytest.mark.parametrize("other", [{"model": "b"}, {"completion_tokens": 2}, {"time": 4000}])
