@@ -120,7 +120,7 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
     if first.status != "ok":
         ways = what_starts(first.profile, first.settings, first.workload)
         reason = f"memory error: the server does not start: {first.status_reason}."
-        return [title_of(first), reason, f"What would start: {ways}."]
+        return [title_of(first), reason, *([f"What would start: {ways}."] if ways else [])]
     rows, cluster = [], "hit_rate" in result
     shown = METRICS["server"] | METRICS["others"] | (METRICS["paced"] if first.paced else {})
     for metric, (name, digits) in shown.items():

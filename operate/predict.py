@@ -61,14 +61,14 @@ def predict(
     model = load_predictor(predictor, profile, seed=seed) if isinstance(predictor, str) else predictor
     if isinstance(model, AutoPredictor):
         model = model.for_one()
+    learned = model.learned if isinstance(model, AutoPredictor) else model
+    if explain and not isinstance(learned, LearnedPredictor):
+        raise IncompatibleError(f"The predictor {model.name!r} simulates: it has no rules or features to explain.")
     slots: dict[str, Any] = {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     figures = evaluate_server(fleet, profile, **slots, predictor=model)
     server = Bin(tuple(range(len(fleet))), profile.settings(max_loras, fleet.slot_rank(max_lora_rank)), profile)
-    learned = model.learned if isinstance(model, AutoPredictor) else model
     notes = (model.summary(),) if isinstance(model, AutoPredictor) else ()
     if not isinstance(learned, LearnedPredictor):
-        if explain:
-            raise IncompatibleError(f"The predictor {model.name!r} simulates: it has no rules or features to explain.")
         return Prediction(model.name, server, figures, notes=notes)
     features = learned.features(fleet, [server])
     outside = tuple(

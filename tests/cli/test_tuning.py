@@ -126,3 +126,15 @@ def test_wrong_options_are_named(
     command, *rest = arguments
     assert run([command, fleet, *rest]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_server_that_only_training_stops_names_no_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its settings would start without the job: there are no others to name."""
+    (tmp_path / "f.csv").write_text("adapter,rank,rate\na,256,0.1\n")
+    how = ["--max-loras", "4", "--vllm-version", "0.30", "--tuning", "spatial", "--duration", "9"]
+    assert run(["simulate", str(tmp_path / "f.csv"), *how]) == 0
+    said = capsys.readouterr().out
+    assert "and training leave" in said
+    assert "What would start" not in said

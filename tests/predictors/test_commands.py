@@ -54,8 +54,11 @@ def test_predict_explains_others_by_features(place: Path, capsys: pytest.Capture
     assert len(json.loads(capsys.readouterr().out)["explanation"]["features"]) == 8
 
 
-def test_the_twin_has_nothing_to_explain(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A simulation has no rules: that is said, with exit code 2, also beside options that the twin takes."""
+def test_the_twin_has_nothing_to_explain(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulation has no rules: that is said before one, with exit code 2, also beside options that the twin takes."""
+    monkeypatch.setattr("packer.operate.predict.evaluate_server", None)
     for more in ((), ("--seeds", "3")):
         assert run(_predict(place, "twin", "--explain", *more)) == 2
         assert "no rules or features" in capsys.readouterr().err
