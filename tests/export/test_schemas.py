@@ -282,6 +282,11 @@ def test_sglang_serves_what_is_asked(plan: Plan) -> None:
         assert given[given.index("--max-loras-per-batch") + 1] == str(1 + base)
         assert given[given.index("--max-loaded-loras") + 1] == str(len(item.adapters) - base)
         assert "--disable-radix-cache" in given
+    few = replace(plan, workload=replace(plan.workload, adapters=adapters[:2]))
+    few = replace(few, bins=(replace(bins[0], adapters=(0, 1), shares=()),), evaluations=plan.evaluations[:1])
+    (entry,) = json.loads(export_plan(few, "sglang")["args.json"])
+    given = entry["command"]  # SGLang does not start with fewer loaded adapters than slots
+    assert [given[given.index(f"--max-{key}") + 1] for key in ("loras-per-batch", "loaded-loras")] == ["2", "2"]
     for model in ("Qwen/Qwen3-8B", "/models/qwen:8b"):  # at the first colon SGLang looks for an adapter
         text = export_plan(plan, "litellm", Options(model=model))["litellm.yaml"]
         routes = yaml.safe_load(text)["model_list"]
