@@ -7,10 +7,12 @@ import pytest
 
 import packer
 from packer import Workload, seeds
+from packer.cli.evaluated import conclusion_lines
 from packer.operate import evaluate
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Plan
 from packer.profile import Profile
+from packer.twin import per_adapter
 from packer.twin.hours import Hours
 
 
@@ -96,6 +98,26 @@ def test_one_hour_that_breaks_is_no_reason_for_another_plan(
         assert f"break in {data['hours_over_limits']} of {data['hours']} hours" in (
             found.rarely or "break in 0 of 4 hours"
         )
+
+
+def test_adapters_that_may_break_their_limits_count_by_their_expected_number(
+    fleet: Workload, server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no adapter breaks its limits, but those with few requests may, an hour counts as many adapters as may be
+    expected, not one; limits of servers that break are no chance."""
+    made = packer.recommend(fleet, server)
+    monkeypatch.setattr(per_adapter, "few_used", lambda _run, least=0.0: max(least, 1.02))
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
+    found = evaluate_plan(made)
+    assert set(found.beyond) == {per_adapter.FEW_CHANCE * len(made.bins)}
+    assert f"for 1 of {40 * len(found.beyond)} adapter-hours: " in found.rarely
+    alone = evaluate_plan(made, seed=7)
+    assert alone.by_few
+    assert not alone.holds
+    assert "adapters with few requests may wait" in str(conclusion_lines(alone)[0])
+    both = evaluate_plan(made, seed=7, slo="p95_ttft_ms=2000,p95_itl_ms=1")
+    assert both.over_limits
+    assert not both.by_few
 
 
 def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) -> None:
