@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from packer import checks
 from packer.errors import IncompatibleError, ValidationError
-from packer.profile import ModelSpec, Profile, labelled
+from packer.profile import ModelSpec, Profile
 from packer.public import checked
 from packer.workload import Workload
 
@@ -41,13 +41,12 @@ Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]  # Types in which planni
 
 
 def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
-    """The kinds in the order given, without repeated profiles; those of one name are numbered (`labelled`)."""
+    """The kinds in the order given, without repeated profiles."""
     several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not several:
         raise ValidationError("Expected at least one profile, got none.")
     kinds = (each if isinstance(each, GpuKind) else GpuKind(each) for each in several)
-    once = {each.profile: each for each in kinds}
-    return tuple(replace(once[each], profile=replace(each, name=label)) for each, label in labelled(once).items())
+    return tuple({each.profile: each for each in kinds}.values())
 
 
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:

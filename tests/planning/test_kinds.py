@@ -89,7 +89,13 @@ def test_kinds_of_one_name_are_told_apart() -> None:
     found = recommend(fleet(2, (None,)), [priced(LLAMA, 3.0), priced(LLAMA, 2.0)], margin=0.05, verify=False)
     told = [(row["kinds"], row["price_per_hour"]) for row in found.kinds]
     assert told == [(LLAMA.name, 3.0), (f"{LLAMA.name} (2)", 2.0)]
-    assert {item.profile.name for item in found.bins} == {f"{LLAMA.name} (2)"}  # also where it is the only one
+
+
+def test_kinds_of_one_profile_share_its_trained_predictor() -> None:
+    """Two prices of one server, such as reserved and on demand, are judged by the predictor of its profile."""
+    offered = [priced(LLAMA, 3.0), priced(LLAMA, 1.3)]
+    found = solve(fleet(6, (None,)), offered, objective="cost", solver="greedy", predictor="tree", verify=False)
+    assert found.objective_value[0] == 1.3
 
 
 def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
