@@ -18,7 +18,7 @@ from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
-from packer.plan import Plan, Status
+from packer.plan import Moves, Plan, Status
 from packer.planning import kinds
 from packer.planning.explore import Frontier
 from packer.planning.frontier import frontier
@@ -96,6 +96,17 @@ def test_kinds_of_one_profile_share_its_trained_predictor() -> None:
     offered = [priced(LLAMA, 3.0), priced(LLAMA, 1.3)]
     found = solve(fleet(6, (None,)), offered, objective="cost", solver="greedy", predictor="tree", verify=False)
     assert found.objective_value[0] == 1.3
+
+
+def test_a_running_server_is_of_its_kind_whatever_its_number() -> None:
+    """The number of a kind depends on the others that are given: a server planned with other ones, or alone, stays."""
+    alone = recommend(fleet(2, (None,)), priced(LLAMA, 2.0), margin=0.05, verify=False)
+    both = [priced(LLAMA, 3.0), priced(LLAMA, 2.0)]
+    among = solve(alone.workload, both, "moves", old_plan=alone, verify=False)
+    again = recommend(among.workload, priced(LLAMA, 2.0), margin=0.05, verify=False, old_plan=among)
+    for plan, name in ((among, f"{LLAMA.name} (2)"), (again, LLAMA.name)):
+        assert {item.profile.name for item in plan.bins} == {name}
+        assert plan.moves == Moves((), (0,))
 
 
 def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
