@@ -225,18 +225,18 @@ def _number(value: Any) -> float:
 
 def _of_spread(means: dict[str, float], prompt_var: float, output_var: float) -> dict[str, float]:
     """`context` and `squared` by the variances of lengths, which do not depend on each other; {} if not known."""
-    prompt, output = means["prompt"], means["output"]
-    found = {"context": prompt + (output + output_var / output) / 2.0 if output else math.nan}
-    found["squared"] = prompt**2 + prompt_var
-    return found if all(map(math.isfinite, found.values())) else {}
+    prompt, output = means["prompt"], means["output"] or math.nan
+    found = {"context": prompt + (output + output_var / output) / 2.0, "squared": prompt * prompt + prompt_var}
+    return found if all(0.0 < each < 1e24 for each in found.values()) else {}
 
 
 def _of_lengths(inputs: Any, outputs: Any) -> dict[str, float]:
     """`context` and `squared` by the lengths of the answered requests, which `--save-detailed` records; {} without."""
     if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
         return {}
-    prompt, output = np.array([list(map(_number, inputs)), list(map(_number, outputs))])[:, np.array(outputs) != 0]
-    if not (output.sum() > 0 and np.isfinite(prompt).all()):
+    lengths = np.array([[*map(_number, inputs)], [*map(_number, outputs)]])
+    prompt, output = answered = lengths[:, lengths[1] != 0.0]
+    if not (len(output) and np.all((answered > 0.0) & (answered < 1e12))):
         return {}
     return {"context": float(output @ (prompt + output / 2.0) / output.sum()), "squared": float(np.mean(prompt**2))}
 
