@@ -20,7 +20,6 @@ from packer.plan import Plan, Status
 from packer.planning.kept import KeptHours
 from packer.planning.replicas import MOST_REPLICAS
 from packer.planning.settle import with_best_slots
-from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
@@ -33,16 +32,11 @@ COARSE = 40  # With more adapters per server than this, no adapters are exchange
 Held: TypeAlias = Mapping[int, float]  # Adapters of a server, with the share of their requests that it gets.
 
 
-def running(old: Plan, workload: Workload, profiles: Collection[Profile]) -> tuple[Bin, ...]:
-    """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out. Those
-    whose profile has another name in `profiles`, as kinds of one name are numbered there, get that name."""
+def running(old: Plan, workload: Workload) -> tuple[Bin, ...]:
+    """The old plan's servers, with adapters as indices of the new workload; adapters that are gone are left out."""
     if not old.bins:
         raise IncompatibleError("The running plan has no GPUs, so that there is nothing to keep: plan without it.")
-    known = {replace(each, name=""): each for each in profiles}
-    others = {item.profile for item in old.bins}.difference(profiles)
-    named = {each: known.get(replace(each, name=""), each) for each in others}
-    left = going_on(old, workload).values()
-    return tuple(replace(item, profile=named.get(item.profile, item.profile)) for item in left)
+    return tuple(going_on(old, workload).values())
 
 
 def numbered(plan: Plan, old: Plan | None) -> Plan:
@@ -50,8 +44,8 @@ def numbered(plan: Plan, old: Plan | None) -> Plan:
     solver that does not look at the running servers gets its moves here."""
     if old is None or (plan.moves is None and plan.status is Status.INFEASIBLE):
         return plan
-    left = running(old, plan.workload, {item.profile for item in plan.bins})
-    moves, numbers = plan.moves or moves_of(left, plan.bins), tuple(going_on(old, plan.workload))
+    left = going_on(old, plan.workload)
+    moves, numbers = plan.moves or moves_of(tuple(left.values()), plan.bins), tuple(left)
     servers = tuple(None if k is None else numbers[k] for k in moves.servers)
     return replace(plan, moves=replace(moves, servers=servers))
 

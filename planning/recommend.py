@@ -107,8 +107,7 @@ def recommend(
         A parameter is out of range, or both a confidence and a margin are given.
     """
     kinds = kinds_of(profile)
-    profiles = [kind.profile for kind in kinds]
-    serving(workload, profiles)
+    serving(workload, [kind.profile for kind in kinds])
     fleet = workload.held_to(slo)
     asked = Conditions(
         margin=margin, confidence=confidence, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify,
@@ -117,8 +116,8 @@ def recommend(
     if max_gpus is not None:
         checks.integer("max_gpus", max_gpus, low=1)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
-    old_bins = () if old_plan is None else running(old_plan, fleet, profiles)
-    if old_bins and {item.profile for item in old_bins} != {*profiles}:
+    old_bins = () if old_plan is None else running(old_plan, fleet)
+    if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
         raise IncompatibleError("Expected a running plan on servers of the one kind that is planned with.")
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.planning.kinds import recommend_kinds
@@ -128,9 +127,9 @@ def recommend(
                 "Limits on GPUs go with an objective where there are several kinds of server or models: packer solve "
                 "--objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100, or another goal or objective."
             )
-        return recommend_kinds(fleet, profiles, asked)
-    starting(fleet, profiles)
-    task = Deployment(Frontier(fleet, profiles[0], **vars(asked)), min(at_hand, default=None), old_bins)
+        return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
+    starting(fleet, [kinds[0].profile])
+    task = Deployment(Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None), old_bins)
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, decision=plan.decision or f"{lead}: {task.told}")

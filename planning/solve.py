@@ -126,7 +126,7 @@ def solve(
     kinds = kinds_of(profile)
     served = serving(workload, tuple(kind.profile for kind in kinds)).values()
     profiles = tuple(kind.profile for kind in kinds if any(kind.profile in each for each in served))
-    old_bins = () if old_plan is None else running(old_plan, workload, profiles)
+    old_bins = () if old_plan is None else running(old_plan, workload)
     goal = within(load_objective(objective), workload, slo, old_bins)
     workload = goal.fleet(workload)
     margins = margins_for(profiles, confidence=confidence, margin=margin)

@@ -106,7 +106,7 @@ def test_a_running_plan_on_other_servers_is_refused(busy: Workload, server: Prof
     with pytest.raises(IncompatibleError, match="one kind"):
         packer.recommend(busy, [server, tight], old_plan=old)
     with pytest.raises(IncompatibleError, match="no GPUs"):
-        running(replace(old, bins=()), busy, [server])
+        running(replace(old, bins=()), busy)
 
 
 def test_a_plan_that_cannot_start_from_the_running_one_says_so(busy: Workload, old: Plan, server: Profile) -> None:

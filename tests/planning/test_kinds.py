@@ -89,6 +89,8 @@ def test_kinds_of_one_name_are_told_apart() -> None:
     found = recommend(fleet(2, (None,)), [priced(LLAMA, 3.0), priced(LLAMA, 2.0)], margin=0.05, verify=False)
     told = [(row["kinds"], row["price_per_hour"]) for row in found.kinds]
     assert told == [(LLAMA.name, 3.0), (f"{LLAMA.name} (2)", 2.0)]
+    again = recommend(found.workload, priced(LLAMA, 2.0), margin=0.05, verify=False, old_plan=found)
+    assert again.moves == Moves((), (0,))  # its server is of this kind, whatever the number
 
 
 def test_kinds_of_one_profile_share_its_trained_predictor() -> None:
@@ -96,17 +98,6 @@ def test_kinds_of_one_profile_share_its_trained_predictor() -> None:
     offered = [priced(LLAMA, 3.0), priced(LLAMA, 1.3)]
     found = solve(fleet(6, (None,)), offered, objective="cost", solver="greedy", predictor="tree", verify=False)
     assert found.objective_value[0] == 1.3
-
-
-def test_a_running_server_is_of_its_kind_whatever_its_number() -> None:
-    """The number of a kind depends on the others that are given: a server planned with other ones, or alone, stays."""
-    alone = recommend(fleet(2, (None,)), priced(LLAMA, 2.0), margin=0.05, verify=False)
-    both = [priced(LLAMA, 3.0), priced(LLAMA, 2.0)]
-    among = solve(alone.workload, both, "moves", old_plan=alone, verify=False)
-    again = recommend(among.workload, priced(LLAMA, 2.0), margin=0.05, verify=False, old_plan=among)
-    for plan, name in ((among, f"{LLAMA.name} (2)"), (again, LLAMA.name)):
-        assert {item.profile.name for item in plan.bins} == {name}
-        assert plan.moves == Moves((), (0,))
 
 
 def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
