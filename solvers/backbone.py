@@ -16,7 +16,7 @@ from packer.evaluation import STARVATION_THRESHOLD
 from packer.lengths import Lengths, each_at_normal, paired
 from packer.memo import Memo
 from packer.predictors.features import fleet_table, length_pairs
-from packer.profile import LoadingSpec, Profile
+from packer.profile import FrontEndSpec, LoadingSpec, Profile
 from packer.terms import LINEAR, LINEAR_TERMS, PAPER
 from packer.twin.engine_rules import caches_prefixes
 from packer.twin.memory.held import held_by_adapter
@@ -45,7 +45,7 @@ def without_adapters(profile: Profile) -> Profile:
         profile, name=f"{profile.name} without adapters", loading=LoadingSpec(),
         latency=replace(profile.latency, coefficients=coefficients),
         memory=replace(profile.memory, slot_bytes=0.0, slot_bytes_per_rank=0.0, measured=()),
-        frontend=replace(profile.frontend, first_use_ms=0.0, request_ms=0.0),  # requests that only wait cost it, too
+        frontend=FrontEndSpec(),  # requests that only wait cost it, too, and a server that keeps up merges outputs
     )  # fmt: skip
 
 
@@ -78,14 +78,24 @@ def backbone_tok_s(workload: Workload, profile: Profile) -> float:
     """Maximum throughput of the base model on the fleet's mix of requests, tok/s, measured on an overloaded twin.
     Counts the tokens of requests that finish in the second half of a run. The run lasts about as long as 30 answers,
     and its first half fills the batch."""
-    return _saturated(workload)(profile)
+    return _served(workload)(profile)[0]
 
 
-def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
+def _most_tok_s(workload: Workload, profile: Profile) -> float:
+    """`backbone_tok_s`, at lower loads, too, if the overloaded twin preempts: that may take a fifth of its work."""
+    served, preemptions = _served(workload)(profile)
+    most = 0.0 if preemptions else served
+    while served > most:
+        most, served = served, _served(workload)(profile, _BOUND_SLACK * served)[0]
+    return most
+
+
+def _served_tok_s(workload: Workload, profile: Profile, offered_tok_s: float | None = None) -> tuple[float, int]:
+    """Throughput, tok/s, and preemptions of the server without adapters; None: at a load that saturates it."""
     mix = workload.as_independent(cached=caches_prefixes(workload, profile)) if workload.has_sessions else workload
     mix, bare = mix.with_arrivals(Arrivals()), without_adapters(profile)
     prompts, outputs = mix.rates @ _requests(mix, bare)[:2].T
-    load, duration_s = OVERLOAD_TOK_S, _SHORTEST_S
+    load, duration_s = offered_tok_s or OVERLOAD_TOK_S, _SHORTEST_S
     while True:
         asked = mix.scaled(load / (prompts + outputs))
         found = simulate(asked, bare, max_loras=len(mix), duration_s=duration_s, timeline_bin_s=duration_s)
@@ -96,10 +106,10 @@ def _saturated_tok_s(workload: Workload, profile: Profile) -> float:
         needed_s = min(_LONGEST_S, _ANSWERS * outputs / mix.rate * step_s)
         if needed_s > 1.2 * duration_s:
             duration_s = needed_s
-        elif served > 0.8 * load:
+        elif offered_tok_s is None and served > 0.8 * load:
             load *= 4.0
         else:
-            return served
+            return served, found.preemptions
 
 
 def engine_load(workload: Workload, profile: Profile) -> float:
@@ -187,7 +197,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     return ms * 1e-3
 
 
-_saturated = Memo[Workload, Callable[[Profile], float]](lambda fleet: cache(partial(_saturated_tok_s, fleet)))
+_served = Memo[Workload, Callable[..., tuple[float, int]]](lambda fleet: cache(partial(_served_tok_s, fleet)))
 _busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
 
 
@@ -238,5 +248,5 @@ def load_bound(
     if simulated and len({(a.input_tokens, a.output_tokens, a.acceptance) for a in workload.adapters}) == 1:
         least = lightest(profile, int(workload.ranks.min()))
         tok_s = float(workload.rates @ _requests(workload, profile)[:2].sum(axis=0))
-        busy = max(busy, tok_s / backbone_tok_s(workload, least))
+        busy = max(busy, tok_s / _most_tok_s(workload, least))
     return max(1, math.ceil(busy * factor))
