@@ -51,7 +51,7 @@ class RequestTrace:
     priority: IntArray | None = field(default=None, kw_only=True)
     step_s: float = field(default=0.0, kw_only=True)
     start_s: float = field(default=0.0, kw_only=True)
-    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True, compare=False)
 
     @checked
     def __post_init__(self) -> None:

@@ -48,5 +48,6 @@ def canonical(value: Any) -> Any:
 
 @cache
 def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
-    """Fields of a dataclass with their defaults; `MISSING` for fields without one."""
-    return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in fields(kind))
+    """Fields of a dataclass that count (`compare`), with their defaults; `MISSING` for fields without one."""
+    found = (f for f in fields(kind) if f.compare)
+    return tuple((f.name, f.default if f.default_factory is MISSING else f.default_factory()) for f in found)

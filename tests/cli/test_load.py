@@ -18,10 +18,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_a_trace_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Every command that takes a trace says that requests in whole steps are spread, and which requests are left out:
-    those far in time from the others, and those without tokens."""
+    those far in time from the others, and those without tokens. What was said is no part of a plan: it can be read."""
     rows = "".join(f"{3 * (k // 4)},a{k % 2},8,300,20\n" for k in range(400)) + "9,a0,8,5,0\n9e7,a0,8,300,20\n"
     Path("trace.csv").write_text("timestamp,adapter,rank,input_tokens,output_tokens\n" + rows)
-    for words in (["solve", "trace.csv", "-o", "a.json"], ["simulate", "trace.csv", "--max-loras", "2"]):
+    solve = ["solve", "trace.csv", "--load", "replay", "-o", "a.json"]
+    for words in (solve, ["simulate", "trace.csv", "--max-loras", "2"]):
         assert run(words) == 0
         said = " ".join(capsys.readouterr().err.split())
         assert "timestamps come in steps of 3 s" in said
@@ -29,6 +30,7 @@ def test_how_a_trace_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> Non
         assert "left out 1 request far in time from all others" in said
         assert run([*words, "--quiet", "--force"]) == 0
         assert "packer: left" not in capsys.readouterr().err
+    load_plan("a.json")
 
 
 def test_a_trace_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
