@@ -31,7 +31,7 @@ class FewestMoves(Objective):
 
     def supports(self, _profiles: Sequence[Profile]) -> str | None:
         """It needs a running plan."""
-        return None if self.old else "it needs a running plan: packer solve WORKLOAD --from PLAN"
+        return None if self.old else "it needs a running plan of this fleet: packer solve WORKLOAD --from PLAN"
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(GPUs, adapters moved)."""

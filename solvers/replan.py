@@ -51,7 +51,7 @@ class Replan:
         if problem.objective.fixed_gpus:
             return "it chooses how many GPUs to use"
         if not problem.old_bins:
-            return "it needs a running plan: packer solve WORKLOAD --from PLAN"
+            return "it needs a running plan of this fleet: packer solve WORKLOAD --from PLAN"
         other = any(bin_.profile not in problem.profiles for bin_ in problem.old_bins)
         return "the running plan has GPUs of another type" if other else None
 

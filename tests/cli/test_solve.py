@@ -283,6 +283,8 @@ def test_from_follows_the_new_fleet(capsys: pytest.CaptureFixture[str]) -> None:
     Path("new.csv").write_text("adapter,rank,rate\nextra,8,0.1\n")
     assert packer("solve", "new.csv", "--from", "plan.json", "-o", "other.json") == 0
     assert "0 adapters moved, 1 new" in capsys.readouterr().out
+    assert packer("solve", "new.csv", "--from", "plan.json", "--solver", "replan") == 2
+    assert "a running plan of this fleet" in capsys.readouterr().err
 
 
 def test_from_keeps_the_limits_of_the_running_plan() -> None:
