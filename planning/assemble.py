@@ -93,13 +93,13 @@ def assemble(problem: Problem, solution: Solution, solver: str, runtime_s: float
 
 
 def without_idle_slots(problem: Problem, bins: Sequence[Bin]) -> tuple[Bin, ...]:
-    """The bins that have a slot for each adapter with one less for each rank 0, where they hold like that, too:
-    requests to the base model take no slot."""
+    """The bins without slots for which they have no adapter, where they hold like that, too: requests to the base model
+    take no slot. Bins with more slots than adapters of any rank keep these, which were chosen."""
     ranks, fewer = problem.workload.ranks, {}
     for k, item in enumerate(bins):
-        loras = int(np.count_nonzero(ranks[indices(item.adapters)]))
-        if max(1, loras) < item.max_loras == len(item.adapters):
-            fewer[k] = item.with_slots(max(1, loras))
+        loras = max(1, int(np.count_nonzero(ranks[indices(item.adapters)])))
+        if loras < item.max_loras <= len(item.adapters):
+            fewer[k] = item.with_slots(loras)
     tried = list(fewer.values())
     holds = problem.objective.holds(problem.evaluator.judged(problem.workload, tried)) if tried else ()
     kept = {k: item for (k, item), ok in zip(fewer.items(), holds, strict=True) if ok}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -40,15 +40,25 @@ def test_a_bound_may_be_above_the_plan_by_rounding() -> None:
     assert plan.n_gpus == 1
 
 
-@pytest.mark.parametrize("solver", ["spread", "dlora", "greedy"])
-def test_requests_to_the_base_model_get_no_slot(solver: str) -> None:
-    """Where each adapter has a slot, there are as many as adapters, also beside requests to the base model, whose slot
-    would only take memory."""
-    fleet = packer.Workload([packer.Adapter("base", 0, 1.0), *(packer.Adapter(f"a{k}", 8, 1.0) for k in range(5))])
+class _Six(Greedy):
+    """Greedy's plan, with 6 slots."""
+
+    def solve(self, problem: Problem) -> Solution:
+        """Greedy's bins, with other slots."""
+        found = super().solve(problem)
+        return replace(found, bins=tuple(item.with_slots(6) for item in found.bins))
+
+
+@pytest.mark.parametrize("solver", ["spread", "dlora", "greedy", _Six()])
+def test_requests_to_the_base_model_get_no_slot(solver: str | Greedy) -> None:
+    """There are no more slots than adapters, also beside requests to the base model, whose slots would only take
+    memory."""
+    base = (packer.Adapter(f"base{k}", 0, 1.0) for k in range(2))
+    fleet = packer.Workload([*base, *(packer.Adapter(f"a{k}", 8, 1.0) for k in range(5))])
     server, predictor = small_profile("h100/m", 1.0), AnalyticPredictor(1e9)
     plan = packer.solve(fleet, server, "gpus", solver=solver, predictor=predictor, max_gpus=1, verify=False)
     (item,) = plan.bins
-    assert (len(item.adapters), item.max_loras) == (6, 5)
+    assert (len(item.adapters), item.max_loras) == (7, 5)
     assert likely_slots(fleet, item.with_slots(6)) == 5
     paper = packer.solve(fleet, server, "gpus", solver="greedy-paper", predictor=predictor, max_gpus=1, verify=False)
     assert paper.bins[0].max_loras == 8  # a solver's own choice, not one for each
