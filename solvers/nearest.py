@@ -196,13 +196,14 @@ class Nearest:
 
     def empty(self, s: int, caps: FloatArray) -> bool:
         """Move a server's adapters to copies, else to the least used of the servers with the nearest limits that take
-        them; False: nothing changed."""
+        them, if possible within their capacity; False: nothing changed."""
         before, loads, unloads = [dict(own) for own in self.held], len(self.loads), len(self.unloads)
         serving, others = self.serving, [t for t in self.serving if t != s]
         self.serving, used, kinds = others, self.used(), self._kinds()
         for a, share in sorted(before[s].items(), key=lambda item: (-self.load[item[0]] * item[1], item[0])):
             copies = any(a in self.held[t] for t in others)
-            near = {t: ((t, a) in self.refused, *nearness(self.order[a], kinds[t]), used[t] / caps[t]) for t in others}
+            then, own = used + self.load[a] * share > caps, self.order[a]
+            near = {t: ((t, a) in self.refused, then[t], *nearness(own, kinds[t]), used[t] / caps[t]) for t in others}
             rising = sorted(others, key=lambda t: near[t])
             t = next((t for t in rising if a in self.held[t] or (not copies and self._takes(t, a))), None)
             if t is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,11 +127,13 @@ def test_shares_that_come_together_are_no_more_than_the_whole(parts: list[float]
     assert type(near.held[-1][0]) is float
 
 
-def test_an_emptied_server_keeps_limits_apart() -> None:
-    """Its adapters go to the server with the nearest limits, as those of a lost one, though another has less load."""
+@pytest.mark.parametrize(("capacity", "to"), [(6.0, 1), (5.0, 2), (1.0, 1)])
+def test_an_emptied_server_keeps_limits_apart(capacity: float, to: int) -> None:
+    """Its adapters go to the server with the nearest limits, as those of a lost one, though another has less load;
+    unless only the other has the capacity."""
     near = Nearest(np.array([1.0, 5.0, 1.0]), [{0: 1.0}, {1: 1.0}, {2: 1.0}], [0, 1, 2], order=[1, 1, 0])
-    assert near.empty(0, np.ones(3))
-    assert near.held == [{}, {1: 1.0, 0: 1.0}, {2: 1.0}]
+    assert near.empty(0, np.full(3, capacity))
+    assert near.held[to] == {to: 1.0, 0: 1.0}
 
 
 def test_a_server_that_failed_to_load_an_adapter_comes_last() -> None:
