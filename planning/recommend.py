@@ -149,7 +149,7 @@ class Deployment:
     running: tuple[Bin, ...] = ()
     beyond: float = BEYOND_SERVERS
     first: int | None = field(init=False, default=None)  # Fewest servers that keep the goal in all hours so far.
-    least: int | None = field(init=False, default=None)  # Fresh hours broke the plan of fewer servers.
+    least: int | None = field(init=False, default=None)  # Fewer are not tried: fresh hours broke their plan.
     verified: tuple[Bin, ...] = field(init=False, default=())  # Servers that fresh hours confirmed.
     widens = banded = True
     told: str = field(init=False, default="")  # The text of the decision that follows the servers.

@@ -343,7 +343,7 @@ class SolverTask:
             plan = replace(plan, decision=plan.decision or f"{gpus_words(plan)}.")
         if self.within and self._late(plan):
             plan = replace(plan, within_goal=self.within)
-        return plan if not self.with_headroom else with_room(plan, evaluator, self.over, self.hours)
+        return with_room(plan, evaluator, self.over, self.hours) if self.with_headroom else plan
 
     def _late(self, plan: Plan) -> bool:
         """Whether the plan is feasible but a server's mean TTFT exceeds the fleet's tightest TTFT limit."""

@@ -362,8 +362,8 @@ def draft_acceptance(sim: Run) -> float:
 
 def draft_acceptance_needed(sim: Run) -> float:
     """See `Run.draft_acceptance_needed`. Without drafts the same steps would take less time and bring each request one
-    token: if drafts and verification take a share m of the time of steps with decodes, a request has to keep m / (1 -
-    m) drafts per step."""
+    token: if drafts and verification take a share m of the time of steps with decodes, a request must keep m / (1 - m)
+    drafts per step."""
     drafts = sim.raw.drafts
     if drafts is None or not drafts.tried or drafts.more_s >= drafts.decode_s:
         return math.nan

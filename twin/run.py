@@ -237,7 +237,7 @@ class Run:
 
     per_adapter = cached_property(figures.per_adapter_frame)
     """One row per adapter: adapter, rank, rate, sent, completed, input_tokens and output_tokens of completed requests,
-    total_token_throughput, mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms, slo_attainment (null without any)."""
+    total_token_throughput; mean_ttft_ms, p95_ttft_ms, mean_tpot_ms, mean_itl_ms, slo_attainment, null without these."""
     adapter_mean_ttft_ms = cached_property(figures.mean_ttft_ms)
     """Mean TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_p95_ttft_ms = cached_property(figures.p95_ttft_ms)

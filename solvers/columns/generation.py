@@ -2,8 +2,8 @@
 
 Give each adapter any weight. If no server of kind k can carry more than the weight M_k, the numbers of servers n_k of a
 plan satisfy Σ n_k M_k >= the weight of all adapters. The best weights are the duals of the linear relaxation over all
-patterns; patterns are generated when they are needed. With one kind, the weight of all adapters over M bounds the
-servers.
+patterns; patterns are generated when they are needed. With one kind, the weight of all adapters over M is a lower
+bound.
 """
 
 from __future__ import annotations

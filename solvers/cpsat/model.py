@@ -119,7 +119,7 @@ class Repacking:
                 model.add(fill >= taken).only_enforce_if(on[o])
                 model.add(fill <= self._limit(s, o)).only_enforce_if(on[o])
             for k, most in enumerate(self.demand.tolist()):
-                model.add(row[k] <= most * sum([on[o] for o in options if self.kinds[o].allowed[k]]))
+                model.add(row[k] <= most * sum(on[o] for o in options if self.kinds[o].allowed[k]))
                 model.add_hint(row[k], int(self.start[s, k]))
             for o in options:
                 model.add_hint(on[o], int(self.used[s] == o))

@@ -28,8 +28,8 @@ class Dynamo(AnyCluster):
     skip servers whose slots are full, and become fewer only after `cooldown` periods. An adapter without load has one
     replica. The adapters that a server holds are those in its slots. `algorithm` "mcf", not the default "hrw"
     (DYN_LORA_ALLOCATION_ALGORITHM), places all replicas together by min-cost flow (`dynamo_flow`), with the
-    controller's `recompute_mcf`: adapters with an unchanged number of replicas stay. Without a slot it keeps its
-    servers, or gets one.
+    controller's `recompute_mcf`: adapters with an unchanged number of replicas stay. Without a slot an
+    adapter keeps its servers, or gets one.
     """
 
     name = "dynamo"
