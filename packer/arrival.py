@@ -22,6 +22,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MIN_PERIOD_S = 1.0  # Shortest period of arrivals that change with time: each period costs memory and time.
 
 
+def stepped(step_s: float) -> list[str]:
+    """The note on recorded times that come in steps of `step_s`; none for 0."""
+    said = f"timestamps come in steps of {step_s:g} s: the requests of a step are spread over it at random"
+    return [said] if step_s else []
+
+
 @dataclass(frozen=True, eq=False)
 class RequestTrace:
     """Recorded requests, sorted by time.
@@ -38,7 +44,7 @@ class RequestTrace:
     first. None: the priority of its adapter.
     `step_s`: the recorded times were multiples of `step_s`, s, and were then spread over each step; 0: they were not.
     `start_s`: origin of the times, s since 1970 (UTC), or since the start of a recording without dates.
-    `notes`: what to tell a user about how the recording was read; not in files.
+    `notes`: what to tell a user about how the recording was read; of a file, `stepped` alone.
     """
 
     time_s: FloatArray

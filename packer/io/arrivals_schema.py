@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from packer.arrival import Arrivals, Bursts, Kind, RequestTrace
+from packer.arrival import Arrivals, Bursts, Kind, RequestTrace, stepped
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.io.schema import FileTable, parse
@@ -51,7 +51,7 @@ class ArrivalsTable(FileTable):
         trace, given = None, {name: getattr(self, name) for name in _TRACE}
         if all(given[name] is not None for name in _REQUIRED):
             blocks = None if self.blocks is None else Blocks(**dict(self.blocks))
-            trace = RequestTrace(**given, blocks=blocks)
+            trace = RequestTrace(**given, blocks=blocks, notes=tuple(stepped(self.step_s)))
         elif any(given[name] is not None for name in (*_REQUIRED, "end_s")):
             raise ValidationError(f"Expected a trace to have {', '.join(_REQUIRED[:-1])} and {_REQUIRED[-1]}.")
         tables = {"common": self.common, "own": self.own}.items()

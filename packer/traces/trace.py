@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
-from packer.arrival import RequestTrace
+from packer.arrival import RequestTrace, stepped
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
 from packer.io.frames import pl
@@ -92,10 +92,7 @@ class Trace:
     @property
     def notes(self) -> list[str]:
         """What to tell a user about how the log was read."""
-        said = none_called(self.unmet, "--skip, --strip-prefix", self.names)
-        if self.step_s:
-            spread_over = "the requests of a step are spread over it at random"
-            said.append(f"timestamps come in steps of {self.step_s:g} s: {spread_over}")
+        said = none_called(self.unmet, "--skip, --strip-prefix", self.names) + stepped(self.step_s)
         columns = (self.time_s, self.input_tokens, self.output_tokens, self.adapter)
         same = [np.diff(each) == 0 for each in columns if each is not None]
         if (twice := int(np.all(same, axis=0).sum())) > SHARE_TWICE * len(self):

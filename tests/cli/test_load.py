@@ -31,6 +31,9 @@ def test_how_a_trace_was_read_is_said(capsys: pytest.CaptureFixture[str]) -> Non
         assert run([*words, "--quiet", "--force"]) == 0
         assert "packer: left" not in capsys.readouterr().err
     load_plan("a.json")
+    assert run(["workload", "from-log", "trace.csv", "--replay", "-o", "file.json", "--quiet"]) == 0
+    assert run(["simulate", "file.json", "--max-loras", "2"]) == 0
+    assert "timestamps come in steps of 3 s" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_trace_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
