@@ -23,7 +23,7 @@ from packer.traces.columns import FORMATS, KEYS
 from packer.words import counted
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
-_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Larger numeric times are in this unit: ns, µs, ms; else s.
+_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first number are in the unit behind it, s.
 UNKNOWN = "-"  # Web servers log a value that they do not have like this.
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
 WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))

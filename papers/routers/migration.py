@@ -12,7 +12,7 @@ from dataclasses import dataclass
 MOVE_S = 0.05  # Cost of moving a request, s.
 FULL = 0.9  # Used share of the KV cache from which on an engine is full.
 FEWEST_TOO_MANY = 16  # An engine has too many requests if it has at least this number more than the mean.
-EFFORT, GAP = 0.5, 1e-3  # CP-SAT's limits, time as deterministic: with one on wall time two runs would differ.
+EFFORT, GAP = 0.5, 1e-3  # Deterministic time and gap at which CP-SAT stops: by wall time, two runs would differ.
 
 
 @dataclass(frozen=True)
