@@ -50,12 +50,8 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
         what = "Requests queue without end" if unlimited else f"Latency limits ({goal}) break"
-        where = f"{what} on {plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}"
-        lines.append(
-            f"{where}: adapters with few requests may wait for more than twice their limit."
-            if found.by_few
-            else f"{where}."
-        )
+        few = ": adapters with few requests may wait for more than twice their limit" if found.by_few else ""
+        lines.append(f"{what} on {plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}{few}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
         room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
