@@ -11,7 +11,6 @@ import numpy as np
 
 from packer import seeds
 from packer.adapter import Adapter
-from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, WHOLE_GOAL, Evaluations
@@ -28,7 +27,6 @@ from packer.public import public
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
 from packer.twin.hours import FRESH_HOURS, Hours, of_hours
-from packer.twin.per_adapter import FEW_CHANCE
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
@@ -102,8 +100,8 @@ class PlanEvaluation:
     @property
     def by_few(self) -> bool:
         """Whether `over_limits` are servers of which no adapter breaks its limits, but those with few requests may."""
-        figures = self.plan.adapters
-        return "slo_used" in self.plan.limits and figures is not None and by_few(self.plan.workload, figures.slo_used)
+        figures, limited = self.plan.adapters, "slo_used" in self.plan.limits and self.plan.workload.slo.of_adapters
+        return limited and figures is not None and not (figures.slo_used > 1.0).any()
 
     @property
     def broken(self) -> tuple[int, ...]:
@@ -305,8 +303,7 @@ def _broken(found: Sequence[float]) -> int:
 
 
 def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: bool = False) -> float:
-    """Adapters beyond their limits in an hour (`apart`: see `kept.Hour`): the expected number if only those with few
-    requests may be; infinite for limits of servers."""
+    """Adapters beyond their limits in an hour (`apart`: see `kept.Hour`); infinite for limits of servers."""
     fleet = changed.workload
     kept, hour = KeptHours(fleet, fleet, seed, hours), Hour(fleet, seed, apart)
     if _shared(plan, changed):
@@ -314,16 +311,7 @@ def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: boo
     found = kept.all(changed.bins, hour)
     if all(hour.holds[0] for hour in found):
         return 0.0
-    number = beyond(found) or math.inf
-    if number == 1.0 and by_few(fleet, np.concatenate([each.adapters.slo_used for each in found])):
-        return FEW_CHANCE * sum(each.used > 1.0 for each in found)
-    return number
-
-
-def by_few(fleet: Workload, used: FloatArray) -> bool:
-    """Whether limits that break do so because adapters with few requests may be beyond them (`few_used`), while none
-    is: only adapters have limits, and they use at most 1 of them, `used`, float64 (m,)."""
-    return fleet.slo.keys("adapter") == fleet.slo.every_key and not (used > 1.0).any()
+    return beyond(found, fleet) or math.inf
 
 
 def _shared(plan: Plan, changed: Changed) -> bool:

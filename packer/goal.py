@@ -236,6 +236,11 @@ class Goal:
         """Keys of all limits, over all levels and classes."""
         return (*self.keys("adapter"), *self.keys("request"), *self.keys("server"))
 
+    @property
+    def of_adapters(self) -> bool:
+        """Whether no limit is one of requests or servers."""
+        return not (self.keys("request") or self.keys("server"))
+
     def limits_of(self, slo_class: str | None) -> Limits:
         """The limits of a class; an unknown class has the limits of adapters without a class."""
         return dict(self.classes).get(slo_class or "", self.limits)

@@ -6,18 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 
 from packer.twin.hours import FRESH_HOURS, ServerHour
+from packer.twin.per_adapter import FEW_CHANCE
+from packer.workload import Workload
 
 ONE_IN = 5_000  # One adapter-hour in this number may exceed its limits by chance.
 HOURS = 12  # Maximum number of hours to examine. In all of them together one adapter-hour may always exceed its limits.
 MOST = 2.0  # A server that uses more than this multiple of its limits does not break them by chance alone.
 
 
-def beyond(hours: Sequence[ServerHour]) -> float:
-    """The number of adapters that exceed their limits in an hour of all servers: at least 1 if a server exceeds its
-    limits, infinite if one uses more than `MOST` of them."""
-    most = max((hour.used for hour in hours), default=0.0)
-    count = sum(int((hour.adapters.slo_used > 1.0).sum()) for hour in hours)
-    return float(max(count, most > 1.0)) if most <= MOST else math.inf
+def beyond(hours: Sequence[ServerHour], fleet: Workload) -> float:
+    """The number of adapters of a fleet that exceed their limits in an hour of all servers, infinite if a server uses
+    more than `MOST` of them. A server that exceeds limits without an adapter that does counts as `FEW_CHANCE` if only
+    adapters have limits: those with few requests may exceed them (`few_used`). Else the number is at least 1."""
+    if max((hour.used for hour in hours), default=0.0) > MOST:
+        return math.inf
+    over = [int((hour.adapters.slo_used > 1.0).sum()) for hour in hours]
+    others = sum(hour.used > 1.0 and not number for hour, number in zip(hours, over, strict=True))
+    return sum(over) + FEW_CHANCE * others if fleet.slo.of_adapters else float(max(sum(over), others > 0))
 
 
 def looked_at(found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]) -> list[float]:
@@ -62,4 +67,4 @@ def chance_words(found: Sequence[float], adapters: int) -> str:
     """A sentence that says in how many hours the limits break by chance."""
     broken = sum(1 for each in found if each)
     said = f"Chance breaks the limits in {broken} of {len(found)} hours:"
-    return f"{said} {sum(found):,.0f} of {adapters * len(found):,} adapter-hours."
+    return f"{said} {math.ceil(sum(found)):,} of {adapters * len(found):,} adapter-hours."

@@ -308,9 +308,9 @@ class KeptHours:
                     if isinstance(each, BrokenError) or each.used > MOST:
                         return [*found, math.inf]
                     judged.append(each)
-                if sum(found) + beyond(judged) > most:
+                if sum(found) + beyond(judged, self.workload) > most:
                     return [*found, math.inf]
-            found.append(beyond(judged))
+            found.append(beyond(judged, self.workload))
         return found
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:

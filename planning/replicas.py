@@ -120,7 +120,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
     classes = [adapter.slo_class for adapter in fleet.adapters]
     slots = slot_ranks(fleet.ranks)
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
-    if not (fleet.slo.keys("server") or fleet.slo.keys("request")):  # which an adapter may break alone
+    if fleet.slo.of_adapters:  # limits of servers and of requests an adapter may break alone
         # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found

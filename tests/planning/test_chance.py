@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.planning.chance import HOURS, ONE_IN, by_chance, chance_words, looked_at, more_than_chance
+from packer.planning.chance import HOURS, ONE_IN, beyond, by_chance, chance_words, looked_at, more_than_chance
 from packer.planning.explain import by_luck
 from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.recommend import Deployment
 from packer.profile import Profile
 from packer.seeds import fresh
-from packer.twin.hours import Hours
+from packer.twin.hours import Hours, ServerHour
+from packer.twin.per_adapter import FEW_CHANCE
 from packer.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("goal", "used", "over", "expected"),
+    [
+        ("p95_ttft_ms=2000", (0.9, 1.0), (0, 0), 0.0),
+        ("p95_ttft_ms=2000", (1.2, 1.1), (0, 0), 2 * FEW_CHANCE),
+        ("p95_ttft_ms=2000", (1.2, 1.1), (3, 0), 3 + FEW_CHANCE),
+        ("p95_ttft_ms=2000,p95_itl_ms=50", (1.2, 1.1), (0, 0), 1.0),
+        ("p95_ttft_ms=2000,p95_itl_ms=50", (1.2, 1.1), (3, 0), 3.0),
+        ("p95_ttft_ms=2000", (2.1, 0.5), (0, 0), math.inf),
+    ],
+)
+def test_servers_without_an_adapter_beyond_count_by_what_may_be_expected(
+    goal: str, used: tuple[float, ...], over: tuple[int, ...], expected: float
+) -> None:
+    """Where only adapters have limits, a server exceeds them without an adapter that does if those with few requests
+    may: it counts as the number that may be expected. Other limits that are broken count as one adapter."""
+    fleet = Workload([Adapter("a", 8, 1.0)]).held_to(goal)
+    columns = [np.array([1.1] * number + [0.4] * 3) for number in over]
+    hours = [SimpleNamespace(used=u, adapters=SimpleNamespace(slo_used=c)) for u, c in zip(used, columns, strict=True)]
+    assert beyond(cast("list[ServerHour]", hours), fleet) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
