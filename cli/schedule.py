@@ -18,7 +18,7 @@ from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
 from packer.io.files import make_folder, write_text
 from packer.times import DAY_S, HOUR_S
-from packer.words import counted, number
+from packer.words import counted, money, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,10 +201,10 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
         *([default_words(found.static)] if by_default else []),
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", f"hours {span}"), servers),
-        f"{number(found.gpu_hours, 1)} GPU-hours {span} with {counted(len(found.starts()), 'start')} and "
-        f"{counted(found.moves, 'move')}, at "
-        f"most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
-        f"takes {number(found.static_gpu_hours, 1)}, {100.0 * found.regret:.0f} % more.",
+        f"{number(found.gpu_hours, 1)} GPU-hours{_price(found.price)} {span} with "
+        f"{counted(len(found.starts()), 'start')} and {counted(found.moves, 'move')}, "
+        f"at most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
+        f"takes {number(found.static_gpu_hours, 1)}{_price(found.static_price)}, {100.0 * found.regret:.0f} % more.",
         f"The goal: {slo}.",
     ]
     for name, row in data.get("replay", {}).items():
@@ -212,3 +212,8 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
         said = f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95},"
         lines.append(f"{said} {100.0 * row['within_slo']:.1f} % within their limits.")
     return lines
+
+
+def _price(price: float | None) -> str:
+    """A price in parentheses; "" if it is not known."""
+    return "" if price is None else f" ({money(price)})"

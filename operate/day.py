@@ -75,8 +75,18 @@ class Schedule:
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of a day, including start-up."""
-        starting = sum(self.servers[k].gpus for _, k in self.starts())
-        return sum(each.gpus * each.hours for each in self.periods) + starting * self.startup_s / HOUR_S
+        return self._hours([item.gpus for item in self.servers])
+
+    @property
+    def price(self) -> float | None:
+        """Price of a day, including start-up, US dollars; None if a server has no price."""
+        prices = [item.profile.gpu.price_per_hour for item in self.servers]
+        return None if None in prices else self._hours([each or 0.0 for each in prices])
+
+    def _hours(self, weights: Sequence[float]) -> float:
+        """Hours of a day in which servers run or start; hours of server k count `weights[k]` times."""
+        running = sum(sum(weights[k] for k in each.servers) * each.hours for each in self.periods)
+        return running + sum(weights[k] for _, k in self.starts()) * self.startup_s / HOUR_S
 
     @property
     def most_gpus(self) -> int:
@@ -95,6 +105,12 @@ class Schedule:
     def static_gpu_hours(self) -> float:
         """GPU-hours of the static plan."""
         return self.static.n_gpus * sum(each.hours for each in self.periods)
+
+    @property
+    def static_price(self) -> float | None:
+        """Price of a day of the static plan, US dollars; None if a server has no price."""
+        price = self.static.price_per_hour
+        return None if price is None else price * sum(each.hours for each in self.periods)
 
     @property
     def regret(self) -> float:
@@ -135,6 +151,8 @@ class Schedule:
             "static_gpus": self.static.n_gpus,
             "static_gpu_hours": self.static_gpu_hours,
             "static_regret": self.regret,
+            "price": self.price,
+            "static_price": self.static_price,
             "startup_s": self.startup_s,
             "starts": len(self.starts()),
             "moves": self.moves,

@@ -26,12 +26,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer servers at night, a static plan to deploy, and cron triggers for those that are off."""
-    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0"]
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0", "--price", "3"]
     files = ["--static", "plan.json", "--servers", "servers.json", "--keda", "keda.yaml"]
     assert run([*words, *files, "-o", "schedule.json"]) == 0
     out = capsys.readouterr().out
     found = json.loads(Path("schedule.json").read_text())
     assert found["gpu_hours"] < found["static_gpu_hours"]
+    assert found["price"] == pytest.approx(3.0 * found["gpu_hours"])
+    assert found["static_price"] == 3.0 * found["static_gpu_hours"]
+    assert f"takes {found['static_gpu_hours']:.1f} (${found['static_price']:.2f})," in out
     assert [period["periods"] for period in found["periods"]] == [["night"], ["morning", "noon"], ["evening"]]
     assert len(load_plan("plan.json").bins) == found["static_gpus"]
     servers = load_plan("servers.json").bins
