@@ -19,7 +19,7 @@ from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
-from packer.planning.chance import beyond, more_than_chance
+from packer.planning.chance import beyond, hours_broken, more_than_chance
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
@@ -80,7 +80,7 @@ class PlanEvaluation:
         over = len(self.beyond) * len(self.plan.workload)
         count = sum(self.beyond)
         of = f", for {math.ceil(count):,} of {over:,} adapter-hours" if math.isfinite(count) else ""
-        text = f"The latency limits break in {_broken(self.beyond)} of {counted(len(self.beyond), 'hour')}{of}"
+        text = f"The latency limits break in {hours_broken(self.beyond)} of {counted(len(self.beyond), 'hour')}{of}"
         most = "" if self.worst is None else f", most on {self.worst}"
         return f"{text}{most}: {self.plan.goal}"
 
@@ -132,7 +132,7 @@ class PlanEvaluation:
             "broken_servers": self.broken,
             "over_limits_servers": self.over_limits,
             "hours": len(self.beyond) or 1,
-            "hours_over_limits": _broken(self.beyond) if self.beyond else int(bool(self.over_limits)),
+            "hours_over_limits": hours_broken(self.beyond) if self.beyond else int(bool(self.over_limits)),
             "worst": None if self.worst is None else self.worst._asdict(),
             "unplaced": [plan.workload.names[i] for i in plan.unplaced],
             "servers": [
@@ -278,7 +278,7 @@ def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
 def _rare(found: Sequence[float], changed: Changed) -> bool:
     """Whether the limits break in so few of these hours, or by chance alone, that this is no reason for another plan.
     Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`)."""
-    return _broken(found) <= RARE or not more_than_chance(found, len(changed.workload))
+    return sum(map(bool, found)) <= RARE or not more_than_chance(found, len(changed.workload))
 
 
 def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -> Worst | None:
@@ -295,11 +295,6 @@ def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -
             found.append((Worst(name, changed.gpus[k], float(used[most])), bool(silent[most])))
     most_used, _ = max(found, key=lambda each: (each[0].slo_used, each[1]))
     return most_used if most_used.slo_used > 1.0 else None
-
-
-def _broken(found: Sequence[float]) -> int:
-    """In how many hours adapters are beyond their limits."""
-    return sum(1 for each in found if each)
 
 
 def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: bool = False) -> float:

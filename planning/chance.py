@@ -63,8 +63,12 @@ def _allowed(adapters: int, hours: int) -> float:
     return max(float(hours >= HOURS), adapters * hours / ONE_IN)
 
 
+def hours_broken(found: Sequence[float]) -> int:
+    """In how many hours at least one adapter is beyond its limits; at least 1 if in any hour one may be expected."""
+    return max(sum(each >= 1.0 for each in found), int(any(found)))
+
+
 def chance_words(found: Sequence[float], adapters: int) -> str:
     """A sentence that says in how many hours the limits break by chance."""
-    broken = sum(1 for each in found if each)
-    said = f"Chance breaks the limits in {broken} of {len(found)} hours:"
+    said = f"Chance breaks the limits in {hours_broken(found)} of {len(found)} hours:"
     return f"{said} {math.ceil(sum(found)):,} of {adapters * len(found):,} adapter-hours."

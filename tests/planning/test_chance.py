@@ -12,7 +12,16 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.planning.chance import HOURS, ONE_IN, beyond, by_chance, chance_words, looked_at, more_than_chance
+from packer.planning.chance import (
+    HOURS,
+    ONE_IN,
+    beyond,
+    by_chance,
+    chance_words,
+    hours_broken,
+    looked_at,
+    more_than_chance,
+)
 from packer.planning.explain import by_luck
 from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
@@ -44,6 +53,14 @@ def test_servers_without_an_adapter_beyond_count_by_what_may_be_expected(
     columns = [np.array([1.1] * number + [0.4] * 3) for number in over]
     hours = [SimpleNamespace(used=u, adapters=SimpleNamespace(slo_used=c)) for u, c in zip(used, columns, strict=True)]
     assert beyond(cast("list[ServerHour]", hours), fleet) == pytest.approx(expected)
+
+
+def test_hours_without_an_adapter_beyond_are_not_said_to_break_the_limits() -> None:
+    """Hours in which adapters only may be beyond their limits add to the number of adapters, not of hours: there are
+    never more hours than adapter-hours."""
+    assert chance_words([0.4, 1.0, 0.05, 0.1], 2_000).endswith("in 1 of 4 hours: 2 of 8,000 adapter-hours.")
+    assert chance_words([0.0, 0.1, 0.1], 2_000).endswith("in 1 of 3 hours: 1 of 6,000 adapter-hours.")
+    assert hours_broken([0.0, 0.0]) == 0
 
 
 @pytest.mark.parametrize(
