@@ -89,7 +89,16 @@ def test_an_overloaded_server_may_serve_less_than_one_that_keeps_up(
     assert found.stable
     assert found.served_share > 0.95
     assert load_bound(fleet, profile, 0.0, stable=True) == 1
-    assert load_bound(fleet.scaled(3.0), profile, 0.0, stable=True) > 1
+    assert load_bound(fleet.scaled(4.0), profile, 0.0, stable=True) > 1
+
+
+def test_a_queue_may_stay_level_a_little_above_the_throughput() -> None:
+    """Of servers that must be stable, a tenth more load than they serve is left for chance."""
+    profile = load_profile(LLAMA)
+    fleet = Workload([Adapter("a", 8, 1.0)])
+    full = fleet.scaled(1.0 / engine_load(fleet, profile))
+    assert load_bound(full.scaled(1.08), profile, 0.0, simulated=False, stable=True) == 1
+    assert load_bound(full.scaled(1.12), profile, 0.0, simulated=False, stable=True) == 2
 
 
 @pytest.mark.parametrize(("drafts", "acceptance"), [(3, 1.0), (3, 0.5), (8, 0.9), (1, 0.0)])
