@@ -11,9 +11,10 @@ from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import check_distinct, note, print_json
 from packer.cli.streams import results
 from packer.cli.traffic import refuse_unused
+from packer.errors import IncompatibleError
 from packer.export.formats import FORMATS, Format, export_plan, output_paths
 from packer.io.files import make_folder, write_text
-from packer.plan import Status
+from packer.plan import Plan, Status
 from packer.words import counted, listed, plural
 
 if TYPE_CHECKING:
@@ -91,28 +92,18 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     refuse_unused(f"--format {target.format_name}", _unused(FORMATS[target.format_name]))
     version = target.settings.get("stack_version")
     files = export_plan(plan, target.format_name, target.options(), stack_version=version)
-    paths = {} if target.output is None else output_paths(list(files), target.output, force=out.force)
+    names = [*files, *({FORMATS[target.format_name].loads} - {"", *files})]
+    paths = {} if target.output is None else output_paths(names, target.output, force=out.force)
+    if paths and not files.keys() & set(paths.values()):
+        raise IncompatibleError(f"The plan has no adapters to load, so {target.format_name} has no {names[-1]}.")
     for path in paths:
         check_distinct(path)
-    out.note_profiles(*(item.profile for item in plan.bins))
-    if plan.status is Status.INFEASIBLE:
-        said = plan.decision or "\n".join(plan.reasons) or "it breaks its goal"
-        out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
-    shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
-    split = {i for i, share in shares if share < 1}
-    if split and FORMATS[target.format_name].by_load:
-        text = f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers by load,"
-        out.note(f"{text} not by the planned shares: packer evaluate PLAN --router most-idle simulates that")
-    plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
-    models = {plan.bins[k].profile.model for k in plain}
-    if FORMATS[target.format_name].by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):
-        where = f"{plural(len(plain), 'server')} {listed(sorted(plain))}"
-        out.note(f"{target.format_name} sends requests to the base model to all of its servers; planned: {where}")
-    if target.model is None and FORMATS[target.format_name].engine is not None:
-        names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
-        if any("/" not in name for name in names):
-            called = ", ".join(names)
-            out.note(f"the profile calls the base model {called}; --model gives vLLM its repository")
+    _say(plan, target, out)
+    for path in [path for path, name in paths.items() if name not in files]:
+        del paths[path]
+        if path.exists():
+            path.unlink()
+            out.note(f"removed {path}: the plan has no adapters to load")
     for path, name in paths.items():
         make_folder(path.parent)
         write_text(path, files[name], force=out.force)
@@ -126,6 +117,30 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     if others and (target.output is not None or not out.as_json):
         out.note(f"this is {given[0]}; -o FOLDER also writes {', '.join(others)}")
     return 0
+
+
+def _say(plan: Plan, target: Exported, out: Writing) -> None:
+    """Say what of the plan the files can't hold, or only in another way."""
+    kind = FORMATS[target.format_name]
+    out.note_profiles(*(item.profile for item in plan.bins))
+    if plan.status is Status.INFEASIBLE:
+        said = plan.decision or "\n".join(plan.reasons) or "it breaks its goal"
+        out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
+    shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
+    split = {i for i, share in shares if share < 1}
+    if split and kind.by_load:
+        text = f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers by load,"
+        out.note(f"{text} not by the planned shares: packer evaluate PLAN --router most-idle simulates that")
+    plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
+    models = {plan.bins[k].profile.model for k in plain}
+    if kind.by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):
+        where = f"{plural(len(plain), 'server')} {listed(sorted(plain))}"
+        out.note(f"{target.format_name} sends requests to the base model to all of its servers; planned: {where}")
+    if target.model is None and kind.engine is not None:
+        names = sorted({item.profile.model.repository or item.profile.model.name for item in plan.bins})
+        if any("/" not in name for name in names):
+            called = ", ".join(names)
+            out.note(f"the profile calls the base model {called}; --model gives vLLM its repository")
 
 
 def _unused(kind: Format) -> list[str]:

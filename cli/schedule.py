@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +81,7 @@ class DayOptions:
         return found or HOUR_S
 
 
+_TABLE = re.compile(r"\d{4,}-(routing\.json|nginx\.conf|envoy\.yaml|litellm\.yaml)", re.ASCII)
 PARTS = ("static", "servers", "keda", "routes")
 
 
@@ -130,8 +132,8 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     out.check(*files)
     if routes_path is not None:
         make_folder(routes_path)
-        there = ("0000-routing.json", *os.listdir(routes_path))
-        out.check(*(os.path.join(routes_path, name) for name in there))
+        former = {os.path.join(routes_path, each) for each in os.listdir(routes_path) if _TABLE.fullmatch(each)}
+        out.check(os.path.join(routes_path, "0000-routing.json"), *sorted(former))
     prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
     fleet = file.fleet().held_to(hours.slo)
@@ -162,7 +164,11 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
             begin_s = each.start_s % DAY_S if day_s <= DAY_S else each.start_s
             begin = f"{int(begin_s // 3600):02d}{int(begin_s // 60) % 60:02d}"
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
-                write_text(os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
+                write_text(path := os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
+                former.discard(path)
+        for path in sorted(former):
+            os.unlink(path)
+            out.note(f"removed {path}, of a former schedule")
     write_json(data, results.output)
     by_default = not (servers.profile_names or servers.gpu_names)
     out.result(data, lambda: _lines(found, data, fleet.slo, by_default=by_default))

@@ -62,6 +62,7 @@ class Format:
     starts pods (`packer.export.kubernetes`). `image`: the files name a container image. `ranks_apart`: the stack starts
     each data-parallel rank as a server.
     `routes`: the files contain the routes of adapters. `own_ports`: the stack chooses the servers' ports.
+    `loads`: the file that loads adapters alone, which a plan of requests to the base model does not have.
     """
 
     where: str
@@ -73,6 +74,7 @@ class Format:
     ranks_apart: bool = False
     routes: bool = False
     own_ports: bool = False
+    loads: str = ""
 
     @property
     def render(self) -> Render:

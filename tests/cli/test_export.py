@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from packer import load_plan
+from packer import Adapter, Workload, load_plan
 from packer.cli import run
 from packer.export.formats import FORMATS
 from packer.plan import Plan, Status
@@ -44,6 +44,24 @@ def test_folder_takes_every_file(plan_path: str, tmp_path: Path) -> None:
     assert names == ["envoy.yaml", "litellm.yaml", "nginx.conf", "routing.json"]
     assert run(["export", plan_path, "--format", "routing", "-o", str(folder)]) == 2
     assert run(["export", plan_path, "--format", "routing", "-o", str(folder), "--force"]) == 0
+
+
+def test_adapters_of_a_former_plan_are_not_left_in_the_folder(
+    plan_path: str, toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan without adapters has no file that loads them: --force removes that of the plan before, which would be
+    applied with the folder, and the name of that file takes no other one."""
+    plan, other = toy_plan(["base"], gpus=1), tmp_path / "base.json"
+    model = plan.bins[0].profile.model
+    fleet = Workload([Adapter(model.repository or model.name, 0, 1.0)])
+    dataclasses.replace(plan, workload=fleet).save(other)
+    (tmp_path / "own.yaml").write_text("own")
+    words = ["--format", "helm", *CLAIM, "--force", "-o"]
+    for path in (plan_path, str(other)):
+        assert run(["export", path, *words, str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.glob("*.yaml")} == {"values.yaml", "own.yaml"}
+    assert f"removed {tmp_path / 'lora-adapters.yaml'}" in capsys.readouterr().err
+    assert run(["export", str(other), *words, str(tmp_path / "lora-adapters.yaml")]) == 2
 
 
 def test_path_with_the_suffix_takes_one_file(plan_path: str, tmp_path: Path) -> None:

@@ -119,11 +119,19 @@ def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None
     assert "GPU-hours a day" in " ".join(capsys.readouterr().out.split())
 
 
-def test_routes_of_more_than_a_day_have_names_of_their_own() -> None:
-    """After the first day hours go on counting, so that no period writes over another one."""
+def test_routes_of_more_than_a_day_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the first day hours go on counting, so that no period writes over another one; with --force the tables of a
+    former schedule go, which a router would read at their hour, and nothing else does."""
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "43200", "--margin", "0"]
-    assert run([*words, "--routes", "routes"]) == 0
-    assert {path.name[:4] for path in Path("routes").iterdir()} == {"0000", "1200", "3600"}
+    Path("routes/own").mkdir(parents=True)
+    for name in ("1530-nginx.conf", "1530-own.conf"):
+        Path("routes", name).write_text("former")
+    assert run([*words, "--routes", "routes"]) == 2
+    assert run([*words, "--routes", "routes", "--force"]) == 0
+    tables = {path.name[:4] for path in Path("routes").iterdir()} - {"own"}
+    assert tables == {"0000", "1200", "3600", "1530"}
+    assert not Path("routes/1530-nginx.conf").exists()
+    assert "removed routes/1530-nginx.conf" in capsys.readouterr().err
 
 
 def test_a_period_of_another_length_than_the_columns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
