@@ -1,7 +1,7 @@
 """A TOML file of the servers that packer may change and of their router, and the state file of these servers.
 
 schema = 1
-adapters = "/adapters/{name}"                  # path of an adapter on the servers; may contain {rank}
+adapters = "/adapters/{name}"                  # path on the servers, {name} a folder as in exports; may have {rank}
 model = "base"                                 # name of the base model there; may be left out: the profile's
 api_key_env = "VLLM_KEY"                       # environment variable with the servers' key; may be left out
 state = "servers.state.json"                   # may be left out: this file's name with .state.json
@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 from packer import checks
 from packer.errors import FileFormatError, ValidationError, reader, shown
 from packer.export.formats import FORMATS
-from packer.export.quoting import json_text
+from packer.export.quoting import file_name, json_text
 from packer.io.documents import parse_json, parse_toml
 from packer.io.files import read_text, write_text
 from packer.io.schema import check_version, parse
@@ -133,8 +133,9 @@ class LiveFleet:
         object.__setattr__(self, "servers", named)
 
     def path_of(self, name: str, rank: int, url: str = "") -> str:
-        """Return the path of an adapter on the server at `url`."""
-        return filled("adapters", self.adapters, name=name, url=url, rank=rank)
+        """Return the path of an adapter on the server at `url`; below an absolute path its folder is as in exports."""
+        own = file_name(name) if self.adapters.startswith("/") else name
+        return filled("adapters", self.adapters, name=own, url=url, rank=rank)
 
     def addresses(self) -> list[Address]:
         """Return the servers' addresses with the key in `api_key_env`. Raises `ValidationError`: the key is not set."""

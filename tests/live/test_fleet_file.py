@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from packer.errors import FileFormatError
-from packer.live.fleet_file import RouterFile, read_live_fleet
+from packer.export.formats import export_plan
+from packer.live.fleet_file import Host, LiveFleet, RouterFile, read_live_fleet
+from packer.plan import Plan
 
 
 def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
@@ -37,3 +41,12 @@ def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
     found = read_live_fleet(path)
     assert found.state == str(tmp_path / "servers.state.json")
     assert found.router == RouterFile("nginx", str(tmp_path / "n.conf"))
+
+
+def test_adapters_lie_where_exports_say(toy_plan: Callable[..., Plan]) -> None:
+    """Live commands load an adapter from the folder that `packer export` names; a repository keeps its name."""
+    names = ["org/sql", "..", "gr\u00f6\u00dfe", "two words", "a{b}"]
+    commands = json.loads(export_plan(toy_plan(names, gpus=1), "vllm")["args.json"])[0]["command"]
+    paths = {found["name"]: found["path"] for found in (json.loads(word) for word in commands if word[0] == "{")}
+    assert {name: LiveFleet((Host("http://a"),)).path_of(name, 8) for name in names} == paths
+    assert LiveFleet((Host("http://a"),), adapters="{name}").path_of("org/sql", 8) == "org/sql"
