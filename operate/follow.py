@@ -132,7 +132,7 @@ class Following:
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
         others = by_others(self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist())
         self._said_before, self._said = self._said, set()
-        self._say_new((*wrong.values(), *others))
+        self._say_new((*silent, *others, *faults))
         self._changed_by_others |= bool(others or wrong)
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
         number = {name: a for a, name in enumerate(self.fleet.names)}

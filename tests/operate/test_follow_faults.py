@@ -88,8 +88,10 @@ def test_servers_are_looked_after_while_files_cannot_be_read(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
 ) -> None:
-    """A log or a gateway that is away, and a damaged file of the fleet, keep no adapter from another server."""
+    """A log or a gateway that is away, and a damaged file of the fleet, keep no adapter from another server. Which
+    server does not answer is said, once."""
     loop = following()
+    loop.acting.say = (said := list[str]()).append
     loop.step(0.0)
     servers[1].close()
 
@@ -100,6 +102,8 @@ def test_servers_are_looked_after_while_files_cannot_be_read(
     look(loop, away)
     assert set(servers[0].adapters) == {"a0", "a1", "a2", "a3"}
     assert loop.last_error.startswith("it is away.; it is away.; gpu-1: ")
+    loop.step(120.0)
+    assert [each[:23] for each in said if each.startswith("gpu-1")] == ["gpu-1: /v1/models: [Err"]
 
 
 def test_a_server_that_is_lost_ends_the_wait_for_requests(
@@ -151,6 +155,7 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
 ) -> None:
     """Counters that a version of vLLM calls otherwise are no load of 0: the last known load stands, and it is said."""
     loop = following()
+    loop.acting.say = (said := list[str]()).append
     loop._stoppable = [True, True]
     loop.keeper.capacity.of = lambda _server, _load: 1000.0  # type: ignore[method-assign]
     for minute in range(60):
@@ -159,7 +164,7 @@ def test_no_server_stops_because_its_tokens_are_not_counted(
             each.counters = f"{name}:prompt_tokens_total {count}\n{name}:generation_tokens_total 0\n"
         assert loop.step(60.0 * minute) == []
     assert loop.load.sum() == pytest.approx(600.0, rel=0.02)
-    assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens."
+    assert loop.last_error == "gpu-0: /metrics counts no tokens.; gpu-1: /metrics counts no tokens." == "; ".join(said)
 
 
 def test_what_no_start_or_stop_would_do_is_not_decided(
