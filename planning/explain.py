@@ -192,7 +192,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     shown = tuple(each.to_dict() for each in points if not each.starving)
     plan = replace(
         plan,
-        status=Status.FEASIBLE if holds else Status.INFEASIBLE,
+        status=plan.status if holds else Status.INFEASIBLE,
         objective="recommend",
         reasons=(
             *plan.reasons,

@@ -296,8 +296,8 @@ class Deployment:
             return None
         point = self.job.put(bins)
         return replace(
-            point.plan, verified=plan.verified, lower_bound=plan.lower_bound, bound_proven=plan.bound_proven,
-            bound_source=plan.bound_source,
+            point.plan, verified=plan.verified, status=plan.status, lower_bound=plan.lower_bound,
+            bound_proven=plan.bound_proven, bound_source=plan.bound_source,
         )  # fmt: skip
 
     def rooms(self, plan: Plan) -> tuple[Room, ...]:

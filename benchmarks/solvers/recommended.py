@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for number in range(options.first, options.first + options.fleets):
         rows.append(row := one(number, options.hours, options.fewer, options.splits))
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    done = [row for row in rows if row["status"] == "feasible"]
+    done = [row for row in rows if row["status"] != "infeasible"]
     total = {key: sum(row[key] for row in done) for key in ("adapters", "gpus", *COUNTED)}
     print(
         f"{len(rows)} fleets, {len(done)} plans that keep the limits; in {options.hours} fresh hours of "
