@@ -72,8 +72,7 @@ class RunningServer:
         try:
             self._json("/v1/load_lora_adapter", self.limits.load_s, {"lora_name": name, "lora_path": path})
         except LiveError:
-            held = self.models().adapters
-            if held.get(name) != path:
+            if name not in self.models().adapters:
                 raise
         held = self.models().adapters
         if name not in held:

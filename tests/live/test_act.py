@@ -158,8 +158,10 @@ def test_a_fault_of_a_server_leaves_a_true_state(
     servers[0].faults = [fault]
     failed = run(plan, fleet)
     check(fleet, servers)
-    if fault[1] == 0 and fault[2] not in ("500-after", "reset-after", "wrong-path"):
+    if fault[1] == 0 and fault[2] not in ("500-after", "reset-after"):
         assert failed
+    if fault[2] == "wrong-path":
+        assert "was loaded from '/other', expected '/adapters/" in failed[0]
     for each in servers:
         each.faults = []
     assert run(plan, fleet) == []
