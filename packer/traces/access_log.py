@@ -19,7 +19,7 @@ from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.times import HOUR_S, LATEST_S, SINCE_1970_S
-from packer.traces.columns import FORMATS, KEYS
+from packer.traces.columns import FORMATS, KEYS, plain
 from packer.words import counted
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
@@ -98,11 +98,14 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     Raises `FileFormatError`: a value breaks a rule, or no row is a request; names the row.
     """
     wanted = fields.wanted
+    spelled = {plain(key): key for keys in wanted.values() for key in reversed(keys)}
     requests: list[LogRow] = []
     left_out, met = Counter[str](), set[str]()
     seen: dict[str, None] = {}
     for row in rows:
-        flat = Row(row.number, _flat(row.cells))
+        cells = _flat(row.cells)
+        usual = {key: spelled.get(plain(key), key) for key in cells}
+        flat = Row(row.number, {key if usual[key] in cells else usual[key]: cells[key] for key in cells})
         if len(seen) < 200:
             seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
         found = _request(flat, wanted, fields, met)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from packer.io.shipped import table
 
@@ -48,6 +49,12 @@ KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_l
 """Names under which gateways log each field, in order of preference; dots address nested objects."""
 
 
+@lru_cache(4096)
+def plain(name: str) -> str:
+    """A column's name without capitals, spaces, hyphens and underscores: `Prompt Tokens` is `prompt_tokens`."""
+    return name.lower().translate({ord(sign): None for sign in " -_"})
+
+
 def recognise(names: Collection[str]) -> TraceFormat | None:
     """The format with these columns (lower case): all required ones, and only known ones. None if no format fits."""
     given = set(names)
@@ -57,5 +64,6 @@ def recognise(names: Collection[str]) -> TraceFormat | None:
 def looks_like_trace(names: Collection[str]) -> bool:
     """Whether a table with these columns (lower case) lists requests rather than adapters."""
     known = any(set(kind.required) <= set(names) for kind in FORMATS)
-    named = all({key.lower() for key in KEYS[field]} & set(names) for field in ("time", "input", "output"))
+    given = set(map(plain, names))
+    named = all(not given.isdisjoint(map(plain, KEYS[field])) for field in ("time", "input", "output"))
     return "rate" not in names and (known or named)

@@ -32,7 +32,7 @@ NGINX = {
     "prompt_tokens": "11",
     "completion_tokens": 5.0,
 }
-EPOCH_MS = {"ts": 1769940004000, "model": 7, "input_tokens": 2, "output_tokens": 2}
+EPOCH_MS = {"ts": 1769940004000, "Model Name": 7, "Prompt Tokens": 2, "output-tokens": 2}
 
 
 def write(path: Path, entries: list[object]) -> Path:
@@ -43,7 +43,7 @@ def write(path: Path, entries: list[object]) -> Path:
 
 def test_usual_gateways_are_understood(tmp_path: Path) -> None:
     """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options. Of nginx's times the one
-    with fractions of a second counts, and numbers are names, as in tables of adapters."""
+    with fractions of a second counts, numbers are names, as in tables of adapters, and signs and capitals no matter."""
     log = read_trace(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
     assert log.names == ("7", "a", "b")
     assert log.time_s.tolist() == [0.0, 1.5, 3.25, 4.0]
