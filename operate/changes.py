@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.errors import UnknownNameError, ValidationError, shown
+from packer.errors import InfeasibleError, UnknownNameError, ValidationError, shown
 from packer.failover import placed, without_server
 from packer.goal import Goal
 from packer.moves import going_on, moves_of
 from packer.plan import Moves, Plan
+from packer.words import counted
 from packer.workload import Workload
 
 
@@ -34,7 +35,8 @@ def changed_plan(
     Servers keep their `max_loras` and `max_lora_rank`. A new adapter, or one whose only server is lost, goes where
     `packer.failover.placed` says. The other replicas of an adapter take over what a lost replica served.
 
-    Raises `ValidationError`: a lost server is not one of the plan's, or none is left; others as `changed_fleet`.
+    Raises `ValidationError`: a lost server is not one of the plan's; `InfeasibleError`: none is left; others as
+    `changed_fleet`.
     """
     fleet, add, remove, lose = plan.workload, tuple(add), tuple(remove), tuple(lose)
     bins, numbers, lost = _surviving(plan, lose)
@@ -94,8 +96,7 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
     if wrong := sorted(server for server in lose if not 0 <= server < len(bins)):
         raise ValidationError(f"Expected lost servers among 0 to {len(bins) - 1}, got server {wrong[0]}.")
     if lose and len(set(lose)) == len(bins):
-        every = "the only one" if len(bins) == 1 else f"all {len(bins)}"
-        raise ValidationError(f"Expected a server of the plan to be left, got the loss of {every}.")
+        raise InfeasibleError(f"The plan does not hold without its {counted(len(bins), 'server')}: none is left.")
     for server in sorted(set(lose), reverse=True):
         bins, more = without_server(plan.workload, bins, server)
         numbers.remove(server)

@@ -3,7 +3,7 @@
 PackerError                             exit code 1 unless said otherwise
 ├── InputError (ValueError)            something the user gave is wrong; exit code 2
 │   ├── ValidationError                a value breaks a rule
-│   │   └── InfeasibleError            no plan serves every period of a schedule; exit code 3
+│   │   └── InfeasibleError            nothing serves the fleet, or a period of it; exit code 3
 │   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
 │   ├── SourceError                    a data service (Prometheus) is unreachable or refuses
 │   ├── UnknownNameError (LookupError) no profile, solver, … of that name
@@ -51,7 +51,7 @@ class ValidationError(InputError):
 
 
 class InfeasibleError(ValidationError):
-    """No plan serves every period of a schedule; the message says what would help."""
+    """No plan serves every period of a schedule, or no server is left; the message says why."""
 
     exit_code = 3
 

@@ -92,7 +92,7 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
 def test_evaluate_says_which_base_model_has_no_server(
     toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
 ) -> None:
-    """Adapters of a base model whose only server is lost do not wait for larger slots; the last server stays."""
+    """Adapters of a base model whose only server is lost wait for no larger slots; without the last server no plan holds."""
     plan, path = toy_plan(["a", "b"]), str(tmp_path / "models.json")
     first, second = plan.bins
     other = replace(second.profile, model=replace(second.profile.model, name="other"))
@@ -107,8 +107,8 @@ def test_evaluate_says_which_base_model_has_no_server(
     assert "No server of the base model other is left for: b." in text
     assert "slots large enough" not in text
     toy_plan(["a"], gpus=1).save(path)
-    assert run(["evaluate", path, "--lose-gpu", "0"]) == 2
-    assert "Expected a server of the plan to be left, got the loss of the only one." in capsys.readouterr().err
+    assert run(["evaluate", path, "--lose-gpu", "0"]) == 3
+    assert "The plan does not hold without its 1 server: none is left." in capsys.readouterr().err
 
 
 def test_a_lost_gpu_takes_its_server(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
