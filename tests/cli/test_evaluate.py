@@ -92,7 +92,7 @@ def test_evaluate_names_what_has_no_place(plan_path: str, tmp_path: Path, capsys
 def test_evaluate_says_which_base_model_has_no_server(
     toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
 ) -> None:
-    """Adapters of a base model whose only server is lost wait for no larger slots; without the last server no plan holds."""
+    """Adapters of a base model whose only server is lost wait for no larger slots; without any server no plan holds."""
     plan, path = toy_plan(["a", "b"]), str(tmp_path / "models.json")
     first, second = plan.bins
     other = replace(second.profile, model=replace(second.profile.model, name="other"))
