@@ -66,16 +66,14 @@ class Scale:
         return math.log10(max(value, self.low, 1e-300)) if self.log else value
 
     def ticks(self) -> list[float]:
-        """Round values inside the range."""
-        if self.log:
+        """Round values inside the range; on a narrow logarithmic one, too, at equal steps."""
+        step = nice_step((self.high - self.low) / 5)
+        first = math.ceil(self.low / step - 1e-9)
+        found = [k * step for k in range(first, first + 12)]
+        if self.log and self.high > 5.0 * self.low:  # two of 1, 2, 5, 10 at least
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            wide = len(decades) > 3
-            steps = (1.0,) if wide else (1.0, 2.0, 5.0)
+            steps = (1.0,) if len(decades) > 3 else (1.0, 2.0, 5.0)
             found = [step * 10.0**decade for decade in decades for step in steps]
-        else:
-            step = nice_step((self.high - self.low) / 5)
-            first = math.ceil(self.low / step - 1e-9)
-            found = [k * step for k in range(first, first + 12)]
         return [tick for tick in found if self.low * (1 - 1e-9) <= tick <= self.high * (1 + 1e-9)]
 
 

@@ -22,6 +22,15 @@ def test_steps_are_round(rough: float, step: float) -> None:
     assert nice_step(rough) == pytest.approx(step)
 
 
+@pytest.mark.parametrize("low", [1e-3, 0.7, 34.0, 96.0, 4e4])
+@pytest.mark.parametrize("ratio", [1.7, 2.4, 4.9, 5.1, 30.0, 1e6])
+def test_a_logarithmic_axis_has_two_ticks_at_least(low: float, ratio: float) -> None:
+    """One label says nothing about the others on a logarithmic axis, however narrow its range is."""
+    ticks = Scale(low, low * ratio, 0.0, 1.0, log=True).ticks()
+    assert 2 <= len(ticks) <= 12
+    assert all(low <= tick <= low * ratio for tick in ticks)
+
+
 def test_panel_is_xml_with_every_part() -> None:
     """Every kind of series becomes an element, and text stays text."""
     panel = Panel(
