@@ -82,9 +82,10 @@ def _raw(state: Servers, server: int | None, end_s: float, known: tuple[BoolArra
     refused, of = known[0], slice(None) if server is None else known[1][server]
     requests = state.requests[of]
     arrived, given = requests["status"] > 0, requests["prompt"] > 0
-    # A server cuts requests that are too long: those given to one count with the tokens that it kept.
-    prompt = np.where(given, requests["prompt"], state.prompt[of])
-    output = np.where(given, requests["output"], state.output[of])
+    # A server cuts requests that are too long; those given to none count as if cut by the one that cuts least.
+    longest = state.longest.max()
+    prompt = np.where(given, requests["prompt"], np.minimum(state.prompt[of], longest - 1))
+    output = np.where(given, requests["output"], np.minimum(state.output[of], longest - prompt))
     one = slice(None) if server is None else slice(server, server + 1)
     servers, total = state.servers[one], _sums(state.servers[one])[0]
     total["sent"], total["taken"] = len(requests), int(arrived.sum())

@@ -135,6 +135,19 @@ def test_paced_requests_wait_for_a_place_and_no_longer(case: Callable[..., Any],
     assert bool((sent[left:] >= trace.time_s[left : len(sent)]).all())
 
 
+@pytest.mark.parametrize("client", [{"max_outstanding": 2}, {"concurrency": 2, "paced": True}])
+def test_requests_that_get_no_server_count_as_cut(client: dict[str, Any]) -> None:
+    """A server cuts requests to its longest; so counts the load of those that a client refuses or holds back."""
+    known = _server("0.32.0")
+    profile = replace(known, engine=replace(known.engine, max_model_len=300))
+    run = simulate_cluster(FLEET, Cluster.of(profile, 1, max_loras=4), duration_s=20.0, **client)
+    one = simulate(FLEET, profile, max_loras=4, duration_s=20.0, **client)
+    drawn = draw_requests(FLEET, 20.0, 0)
+    prompt = np.minimum(drawn.input_tokens, 299)
+    assert run.sent_tokens == one.sent_tokens == (prompt + np.minimum(drawn.output_tokens, 300 - prompt)).sum()
+    assert run.served_share == one.served_share
+
+
 def test_the_load_follows_the_number_of_open_requests() -> None:
     """More open requests never serve less, and the servers share them."""
     cluster = Cluster.of(_server("0.32.0"), 3, max_loras=4, max_lora_rank=16)
