@@ -153,7 +153,7 @@ def whole_hours() -> Iterator[None]:
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees are refined with fewer candidates, forests and folds: the procedure is what is tested."""
-    for name, value in (("TEACHERS", 30), ("MIN_LEAVES", (5,)), ("FOLDS", 2)):
+    for name, value in (("TEACHERS", 20), ("MIN_LEAVES", (5,)), ("FOLDS", 2)):
         monkeypatch.setattr(f"packer.predictors.kinds.{name}", value)
 
 

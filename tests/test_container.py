@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -31,11 +30,13 @@ File.load, File.save = loaded, saved
 kernels that a command needs are what is tested."""
 PROGRAM = f"""
 {COMPILED}
-from packer.cli import main
+import shlex, sys
+from packer.cli import run
 from packer.twin import compile_ahead
 compile_ahead.PROGRAM = {COMPILED!r} + compile_ahead.PROGRAM
-main()
+sys.exit(max(run(shlex.split(line)) for line in sys.argv[1:]))
 """
+"""Runs command lines of packer, each given as one argument."""
 
 
 def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_path: Path) -> None:
@@ -48,32 +49,26 @@ def test_the_kernels_of_the_image_are_those_that_commands_need(root: Path, tmp_p
     environment["COMPILED"] = str(cache_folder() or tmp_path)
     (tmp_path / "tmp").mkdir()
 
-    def packer(*arguments: str, **more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            env=environment | more,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+    def packer(*lines: str, **more: str) -> None:
+        words = [sys.executable, "-c", PROGRAM, *lines]
+        done = subprocess.run(words, env=environment | more, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return done.stderr
 
     for line in lines:
         if line.startswith("RUN packer "):
-            packer(*(f"{tmp_path}{part}" if part.startswith("/tmp/") else part for part in shlex.split(line)[2:]))
+            packer(line.removeprefix("RUN packer ").replace(" /tmp/", f" {tmp_path}/tmp/"))
     folder = Path(own["NUMBA_CACHE_DIR"]) / "kernels"
     built = set(folder.iterdir())
     assert any("advance" in each.name for each in built)
     homeless = {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""}
-    for words in (
+    packer(
         "workload generate --adapters 9 --rates 0.1 --ranks 8 -o f.json",
         "solve f.json -o p.json",
         "evaluate p.json --seed 5",
         "evaluate p.json --router affinity --duration 60",
         "simulate f.json --max-loras 4",
-    ):
-        packer(*words.split(), **homeless)
+        **homeless,
+    )
     assert {each.name for each in folder.iterdir()} == {each.name for each in built}
 
 

@@ -73,14 +73,15 @@ def type_in(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 @pytest.fixture
 def _small_datasets(monkeypatch: pytest.MonkeyPatch, short_runs: Callable[[], AbstractContextManager[None]]) -> None:
-    """Datasets are built in this process, of short simulations."""
+    """Datasets are built in this process, of few and short simulations."""
     whole = build.build_dataset
 
     def quick(*arguments: Any, **options: Any) -> Spec:
         with short_runs():
-            return whole(*arguments, **{**options, "jobs": 1})
+            return whole(*arguments, **{**options, "rows": 64, "jobs": 1})
 
     monkeypatch.setattr(build, "build_dataset", quick)
+    monkeypatch.setattr("packer.predictors.train.LEAST_ROWS", 64)
 
 
 @pytest.mark.usefixtures("_small_datasets", "few_candidates")

@@ -79,7 +79,7 @@ def test_near_ranks_share_servers_where_there_are_fewer_than_ranks(server: Profi
 
 def test_a_fleet_of_far_ranks_takes_no_more_than_its_ranks_alone(server: Profile) -> None:
     """A decision for ranks 8 and 128 together has no more GPUs than one for each of them."""
-    rates = np.random.default_rng(7).lognormal(np.log(0.2), 0.8, 160)
+    rates = np.random.default_rng(7).lognormal(np.log(0.2), 0.8, 120)
     fleet = Workload([Adapter(f"a{k}", (8, 128)[k % 2], float(rate)) for k, rate in enumerate(rates)])
     alone = [packer.recommend(fleet.subset(range(k, len(fleet), 2)), server).n_gpus for k in (0, 1)]
     assert packer.recommend(fleet, server).n_gpus <= sum(alone)

@@ -68,7 +68,7 @@ def test_room_to_grow_is_not_known_of_a_search_that_ended(server: Profile) -> No
 
 def test_an_adapter_too_hot_for_a_gpu_is_split(server: Profile) -> None:
     """An adapter that breaks its limits alone gets as many equal parts as it needs; parts are balanced."""
-    hot = Workload([Adapter("hot", 8, 30.0, *LONG), Adapter("cool", 8, 0.1, *LONG)])
+    hot = Workload([Adapter("hot", 8, 14.0, *LONG), Adapter("cool", 8, 0.1, *LONG)])
     found = packer.recommend(hot, server)
     assert (found.status, found.verified) == (Status.FEASIBLE, True)
     shares = [item.shares[item.adapters.index(0)] for item in found.bins if 0 in item.adapters]
@@ -185,7 +185,7 @@ def test_a_spare_gpu_without_an_adapter_ends_the_search(server: Profile, tmp_pat
     assert packer.load_plan(tmp_path / "plan.json").reasons == found.reasons
 
 
-@pytest.mark.parametrize(("rates", "gpus"), [((8.5, 8.5), 3), ((2.5,), 2), ((37.5,), 5)])
+@pytest.mark.parametrize(("rates", "gpus"), [((8.5, 8.5), 3), ((2.5,), 2), ((16.0,), 3)])
 def test_a_spare_gpu_for_one_or_two_hot_adapters(server: Profile, rates: tuple[float, ...], gpus: int) -> None:
     """No more adapters than GPUs: each has parts on all of them, and what any GPU loses goes to the others."""
     found = packer.recommend(
@@ -208,7 +208,7 @@ def test_adapters_of_half_a_gpu_are_on_all_servers(server: Profile) -> None:
     assert found.n_gpus < 5
     assert all(item.shares == (1.0 / found.n_gpus,) * 5 for item in found.bins)
     for router in ("plan", "affinity", "round-robin"):
-        run = packer.simulate_cluster(fleet, found.cluster(), router=router, seed=77, duration_s=1200.0)
+        run = packer.simulate_cluster(fleet, found.cluster(), router=router, seed=77, duration_s=600.0)
         assert run.adapter_p95_ttft_ms.max() <= 2000.0
     assert packer.recommend(fleet, server, max_replicas=1).n_gpus == 5
 
@@ -265,9 +265,9 @@ def test_likely_slots_hold_the_adapters_that_have_requests(server: Profile) -> N
 
 
 def test_the_plan_is_the_same_with_any_number_of_threads(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads change when an hour is simulated, and no figure of the plan."""
+    """Threads, and hours that are begun before they are asked for, change no figure of the plan."""
     few = Workload(
-        [Adapter(f"a{k}", 16 if k % 3 else 32, 0.8 - 0.05 * k) for k in range(14)],
+        [Adapter(f"a{k}", 16 if k % 3 else 32, 1.2 - 0.06 * k, *LONG) for k in range(14)],
         arrivals=Arrivals("bursty", common=Bursts(0.4, ((30.0, 0.5), (300.0, 0.5)))),
     )
     plans = []
@@ -275,6 +275,7 @@ def test_the_plan_is_the_same_with_any_number_of_threads(server: Profile, monkey
         monkeypatch.setattr("packer.twin.threads.os.cpu_count", lambda cores=cores: cores)
         found = plan_to_dict(packer.recommend(few, server))
         plans.append({key: value for key, value in found.items() if key != "runtime_s"})
+        assert found["n_gpus"] > 1
     assert plans[0] == plans[1]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import packer
-from packer import Adapter, Bin, Workload
+from packer import Adapter, Bin, Lengths, Workload
 from packer.errors import IncompatibleError
 from packer.moves import aligned
 from packer.plan import Plan, Status
@@ -18,12 +18,14 @@ from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.twin.hours import Hours
 
+LONG = Lengths.constant(500), Lengths.constant(460)  # Lengths with which few requests fill a server.
+
 
 @pytest.fixture(scope="module")
 def busy() -> Workload:
     """Adapters that take two servers."""
-    rates = np.random.default_rng(5).gamma(1.0, 0.9, 44) + 0.02
-    return Workload([Adapter(f"a{k}", (8, 16)[k % 2], rate) for k, rate in enumerate(rates.tolist())])
+    rates = np.random.default_rng(5).gamma(1.0, 0.3, 44) + 0.02
+    return Workload([Adapter(f"a{k}", (8, 16)[k % 2], rate, *LONG) for k, rate in enumerate(rates.tolist())])
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +209,10 @@ def test_only_servers_that_break_the_goal_get_other_settings(server: Profile) ->
 def test_an_adapter_too_hot_for_one_server_is_spread_and_others_stay(server: Profile) -> None:
     """An adapter whose rate grows beyond what a server carries gets parts on running and new servers: it alone moves;
     when it grows further, its shares follow without a move while its servers hold."""
-    rates = (8.0 / np.arange(1, 41)).tolist()
-    fleet = Workload([Adapter(f"a{k}", (16, 8)[k % 2], rate) for k, rate in enumerate(rates)])
+    rates = (2.0 / np.arange(1, 13)).tolist()
+    fleet = Workload([Adapter(f"a{k}", (16, 8)[k % 2], rate, *LONG) for k, rate in enumerate(rates)])
     old = packer.recommend(fleet, server)
-    hot = replace(fleet, adapters=(replace(fleet.adapters[0], rate=62.0), *fleet.adapters[1:]))
+    hot = replace(fleet, adapters=(replace(fleet.adapters[0], rate=12.5), *fleet.adapters[1:]))
     plan, free = packer.recommend(hot, server, old_plan=old), packer.recommend(hot, server)
     assert (plan.status, plan.verified) == (Status.FEASIBLE, True)
     assert plan.n_gpus <= free.n_gpus
@@ -218,7 +220,7 @@ def test_an_adapter_too_hot_for_one_server_is_spread_and_others_stay(server: Pro
     assert plan.moves.adapters == (0,)
     assert plan.moves.servers[: old.n_gpus] == tuple(range(old.n_gpus))
     assert sum(0 in item.adapters for item in plan.bins) > 1
-    hotter = replace(fleet, adapters=(replace(fleet.adapters[0], rate=65.0), *fleet.adapters[1:]))
+    hotter = replace(fleet, adapters=(replace(fleet.adapters[0], rate=12.8), *fleet.adapters[1:]))
     again = packer.recommend(hotter, server, old_plan=plan)
     assert again.n_gpus == plan.n_gpus
     assert again.moves is not None

@@ -19,12 +19,13 @@ def h100() -> packer.Profile:
 
 @pytest.fixture(scope="module")
 def fleet() -> packer.Workload:
-    """60 adapters of three ranks with more load than two H100 serve."""
-    weights = 1.0 / np.arange(1, 61) ** 0.7
+    """30 adapters of three ranks with more load than two H100 serve."""
+    weights = 1.0 / np.arange(1, 31) ** 0.7
     adapters = [
-        packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], 75.0 * weight / weights.sum()) for i, weight in enumerate(weights)
+        packer.Adapter(f"a{i}", (8, 16, 32)[i % 3], 25.0 * weight / weights.sum()) for i, weight in enumerate(weights)
     ]
-    return packer.Workload(adapters).held_to(SLO)
+    lengths = packer.Lengths.constant(500), packer.Lengths.constant(460)
+    return packer.Workload(adapters, *lengths).held_to(SLO)
 
 
 @pytest.fixture(scope="module")

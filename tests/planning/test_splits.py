@@ -82,7 +82,7 @@ def test_no_more_servers_than_adapters(server: Profile) -> None:
 
 def test_a_wide_fleet_takes_no_more_gpus_than_its_even_splits(server: Profile) -> None:
     """Where servers get hundreds of adapters, no even split on fewer GPUs keeps the goal in the hours of the plan."""
-    fleet = wide_fleet(6 * WIDE, 0.03)
+    fleet = wide_fleet(5 * WIDE, 0.03)
     job = Frontier(fleet, server)
     best = Deployment(job).explored()
     assert best is not None

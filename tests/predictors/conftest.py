@@ -9,6 +9,7 @@ import pytest
 
 from packer.predictors.build import build_dataset
 from packer.predictors.dataset import Dataset, read_dataset
+from packer.predictors.kinds import Forest
 from packer.predictors.store import Model
 from packer.predictors.train import train
 from packer.profile import Profile
@@ -38,5 +39,8 @@ def data(
 
 @pytest.fixture(scope="session")
 def models(data: Dataset) -> dict[str, Model]:
-    """One model of each kind."""
-    return {kind: train(kind, data, seed=1) for kind in ("forest", "boosting", "tree", "svm", "knn")}
+    """One model of each kind; forests are of few trees."""
+    few = [{**each, "n_estimators": 8} for each in Forest().defaults]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forest, "defaults", few)
+        return {kind: train(kind, data, seed=1) for kind in ("forest", "boosting", "tree", "svm", "knn")}
