@@ -114,7 +114,8 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
     for mark in panel.marks:
         line = axes.axvline if mark.axis == "x" else axes.axhline
         line(mark.at, color="#808080", linestyle=":", linewidth=1.3)
-        style: dict[str, Any] = {"fontsize": 8, "color": LIGHT.faint, "clip_on": True, "ha": "right"}
+        behind = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}  # a label is read over any curve
+        style: dict[str, Any] = {"fontsize": 8, "color": LIGHT.faint, "clip_on": True, "ha": "right", "bbox": behind}
         if mark.axis == "x":  # the label climbs along its line on the left
             place, label = axes.get_xaxis_transform(), f" {_text(mark.label)} "
             axes.text(mark.at, 0.98, label, transform=place, va="top", rotation=90, **style)

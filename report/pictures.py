@@ -73,7 +73,8 @@ SWEPT = {"total_token_throughput": False, "mean_ttft_ms": True, "mean_itl_ms": F
 
 
 def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title: str) -> Figure:
-    """Curves of sorted rows over `x_axis`, one per pair of values of the other axes; `packs`: their Max_packs."""
+    """Curves of sorted rows over `x_axis`, one per pair of values of the other axes; `packs`: their Max_packs.
+    Latencies end where a server starves: requests without an answer have none, and the others may have been quick."""
     others = [axis for axis in AXIS_LABELS if axis != x_axis]
     curves = dict(iter(frame.group_by(others, maintain_order=True)))
     # The name of a curve has the values of the axes that differ between the curves.
@@ -83,9 +84,11 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
     panels = []
     for metric, log in SWEPT.items():
         series: list[Series] = []
+        latency = metric.endswith("_ms")
         for k, (name, part) in enumerate(zip(names, curves.values(), strict=True)):
             name += " (memory error)" if part["memory_error"].all() else ""
-            values = part[metric].set(part["memory_error"], math.nan)
+            none = part["memory_error"] | (part["starved"] & latency)
+            values = part[metric].set(none, math.nan)
             series.append(_curve(k, part[x_axis].to_list(), values.to_list(), name))
         marks = []
         if metric == "total_token_throughput":
@@ -95,7 +98,8 @@ def sweep_figure(frame: pl.DataFrame, packs: pl.DataFrame, x_axis: str, *, title
                 best = packs.sort("offered_tok_s").row(-1, named=True)
                 marks.append(Mark(float(best[x_axis]), f"Max_pack {best[x_axis]:g}"))
         label = FIGURES[metric]
-        panels.append(Panel(series, label.title, x_label=x_label, y_label=label.unit, y_log=log, marks=marks))
+        heading = f"{label.title} until it starves" if latency else label.title
+        panels.append(Panel(series, heading, x_label=x_label, y_label=label.unit, y_log=log, marks=marks))
     return Figure(panels, title=title, columns=3)
 
 

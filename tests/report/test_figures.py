@@ -62,6 +62,12 @@ def test_writes_each_suffix(tmp_path: Path, suffix: str) -> None:
     assert path.read_bytes().startswith(start)
 
 
+def test_labels_of_marks_are_read_over_curves(tmp_path: Path) -> None:
+    """The label of a mark has a ground of its own, as curves run below it."""
+    write_figure(Figure([Panel([], marks=[Mark(5, "limit", axis="y")])]), tmp_path / "x.svg")
+    assert "opacity: 0.8" in (tmp_path / "x.svg").read_text().partition(">limit<")[0]
+
+
 def test_unknown_suffix_is_refused(tmp_path: Path) -> None:
     """A suffix that can't be drawn is an error before anything is written."""
     with pytest.raises(ValidationError, match=r"\.html, \.png, \.svg"):

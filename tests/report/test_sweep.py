@@ -68,6 +68,12 @@ def test_server_that_does_not_start_is_a_gap(frame: pl.DataFrame) -> None:
     assert math.isnan(curve.y[2])
 
 
+def test_a_server_that_starves_has_no_latency(frame: pl.DataFrame) -> None:
+    """Curves of latency end where a server starves, as its completed requests alone may have been quick."""
+    for panel in sweep_figure(frame, _packs(frame), "adapters", title="t").panels[1:]:
+        assert [[math.isnan(y) for y in curve.y] for curve in panel.series] == 2 * [[False, False, True]]
+
+
 def test_offered_load_is_drawn_where_common(frame: pl.DataFrame) -> None:
     """The offered load is one line if the curves share it, and left out if each has its own."""
     labels = [s.label for s in sweep_figure(frame, frame.clear(), "adapters", title="t").panels[0].series]
