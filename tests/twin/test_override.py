@@ -126,4 +126,4 @@ def test_provenance_names_the_version_that_was_measured() -> None:
     """Where several settings change, the version before stands behind the version."""
     changed = with_engine(LLAMA, vllm_version="0.32.0", max_num_seqs=128, prefix_caching=False)
     text = changed.provenance["settings"]
-    assert text.endswith("max_num_seqs 128, version 0.32.0 instead of 0.8.5, prefix_caching False")
+    assert text.endswith("max_num_seqs 128, version 0.32.0 instead of 0.8.5, prefix_caching off")
