@@ -230,6 +230,8 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     out.result(partial(plan_json, plan), lines)
     if written:
         out.note(f"wrote {path}; packer show says more: bound, energy, tightest adapter, prefixes")
+    elif path is not None:
+        out.note(f"{path} is not written: the plan does not hold (-o FILE writes it all the same)")
     if plan.verified is False and not planning.recommends(old):
         out.note("the twin does not confirm every server; a higher --confidence leaves more room")
     if plan.interrupted:

@@ -131,9 +131,10 @@ def test_same_seed_same_bytes() -> None:
 
 
 def test_infeasible_is_exit_code_3_with_names_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """More load than --gpus allows: exit code 3, which adapters, what would help; no plan.json is left."""
+    """More load than --gpus allows: exit code 3, which adapters, what would help; no plan.json is left, it says."""
     assert packer("solve", fleet(), "--gpus", "1") == 3
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "plan.json is not written" in err
     assert "infeasible" in out
     assert "can't hold adapters 'a" in out
     assert "What would help: --gpus" in out
