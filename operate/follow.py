@@ -120,6 +120,7 @@ class Following:
         served, wrong = self.ready, self._misfits(seen)
         seen = [wrong.get(s, models) for s, models in enumerate(seen)]
         answers = {s for s, models in enumerate(seen) if not isinstance(models, str)}
+        late = [self.acting.servers[s].name for s, end_s in self._leaving.items() if s in answers and now_s > end_s]
         self._leaving = {s: end_s for s, end_s in self._leaving.items() if s in answers and now_s <= end_s}
         away = {*self._leaving, *self.acting.stopping}
         self.ready = np.array([s in answers and s not in away for s in range(len(seen))])
@@ -132,6 +133,7 @@ class Following:
         faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
         others = by_others(self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist())
         self._said_before, self._said = self._said, set()
+        silent += [f"{name} still answers after its stop and serves again" for name in late]
         self._say_new((*silent, *others, *faults))
         self._changed_by_others |= bool(others or wrong)
         self.last_error = "; ".join([*silent, *others, *faults])[:400]

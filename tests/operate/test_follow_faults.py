@@ -172,8 +172,9 @@ def test_what_no_start_or_stop_would_do_is_not_decided(
     servers: list[StandIn],  # noqa: F811
 ) -> None:
     """A server with requests of another hand's adapter is not stopped, and one that still answers after its stop is
-    not started: its start command would be left out."""
+    not started: its start command would be left out. One that goes on answering was not stopped, which is said."""
     loop = following()
+    loop.acting.say = (said := list[str]()).append
     loop._startable = loop._stoppable = [True, True]
     servers[0].adapters["own"] = "/adapters/own"
     loop.step(0.0)
@@ -183,6 +184,7 @@ def test_what_no_start_or_stop_would_do_is_not_decided(
     assert loop.keeper.may_start == [True, False]
     loop.step(120.0)
     assert loop.keeper.may_start == [True, True]
+    assert said[-1] == loop.last_error == "gpu-1 still answers after its stop and serves again"
 
 
 def test_a_server_that_comes_back_as_another_one_does_not_serve(

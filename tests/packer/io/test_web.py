@@ -50,9 +50,11 @@ def serve() -> Iterator[Callable[[Script], str]]:
         each.close()
 
 
-def test_an_answer_is_read_whole(serve: Callable[[Script], str]) -> None:
-    """GET and POST, with and without a length, in pieces."""
+def test_an_answer_is_read_whole(serve: Callable[[Script], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """GET and POST, with and without a length, in pieces. A body does not wait until its head was received."""
     heads: list[bytes] = []
+    chosen: list[object] = []
+    monkeypatch.setattr(socket.socket, "setsockopt", lambda _self, *option: chosen.append(option))
 
     def script(send: Send, head: bytes) -> None:
         heads.append(head)
@@ -64,6 +66,7 @@ def test_an_answer_is_read_whole(serve: Callable[[Script], str]) -> None:
     assert heads[0].startswith(b"GET /base/a HTTP/1.1\r\n")
     assert heads[1].startswith(b"POST /base/b HTTP/1.1\r\n")
     assert all(b"Authorization: Bearer x\r\n" in head for head in heads)
+    assert chosen.count((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)) == 2
 
 
 def dribble(what: bytes) -> Script:
