@@ -16,6 +16,7 @@ from packer.io.documents import parse_json
 from packer.io.web import Address
 from packer.live.metrics import page_of
 from packer.live.server import get
+from packer.words import counted
 
 PROBE_LIMIT_S = 120.0
 PYTHON_VARIABLE = "PACKER_VLLM_PYTHON"
@@ -111,10 +112,10 @@ def _client() -> Check:
 
 def _machine() -> Check:
     cores = len(os.sched_getaffinity(0))
+    found = counted(cores, "core") + ("" if cores >= 2 else "; the server and its client need one each")
     if shutil.which("taskset"):
-        return Check("machine", cores >= 2, f"{cores} cores")
-    detail = f"{cores} cores, but servers can't be pinned: no taskset"
-    return Check("machine", False, detail, "apt install util-linux")
+        return Check("machine", cores >= 2, found)
+    return Check("machine", False, f"{found}; servers can't be pinned without taskset", "apt install util-linux")
 
 
 def diagnose(python: str | None = None) -> list[Check]:

@@ -58,7 +58,7 @@ def test_an_interpreter_with_vllm_is_found(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without vLLM the exit code is 2 and the install line is there."""
+    """Without vLLM the exit code is 2 and the install line is there; one core alone is too few."""
     monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["live", "doctor", "--json"], standalone_mode=False)
@@ -67,6 +67,9 @@ def test_the_doctor_says_what_mends_it(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not checks["vLLM"]["ok"]
     assert "packer live setup-cpu" in checks["vLLM"]["fix"]
     assert checks["aiohttp"]["ok"]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: {3})
+    machine = environment._machine()
+    assert (machine.ok, machine.detail[:34]) == (False, "1 core; the server and its client ")
 
 
 def test_further_names_of_the_base_model_are_no_adapters() -> None:
