@@ -27,6 +27,7 @@ LONGEST_SHARE = 0.1  # Longest time scale and lag, as a share of the trace: one 
 FEWEST_CELLS = 10  # Smallest number of cells of a window for which covariances are estimated.
 SIGNIFICANCE = 0.999
 OWN_CELL_S = 5.0  # Shortest time scale of adapters' own bursts, s: one adapter has too few requests for less.
+CLUMPED = 0.1  # Share of the sum of covariances from which requests that come in one cell count as bursts.
 TREND_DEGREE = 2  # Degree of the polynomial for the trend inside a window: rise, peak or fall of a day's traffic.
 
 
@@ -112,7 +113,7 @@ def _factors(
     size = _row_cells(len(counts), cell_s, window_s)
     if size < FEWEST_CELLS:
         return None, None
-    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
+    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree, clumps=True)
     from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
     found = _own_covariance(len(trace.names), span_s, (time_s, adapter), window_s, degree)
     own = None
@@ -216,13 +217,14 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
     return counts[..., : counts.shape[-1] // size * size].reshape(-1, size)
 
 
-def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray, float]:
+def _pooled(
+    parts: Iterable[FloatArray], n: int, cell_s: float, degree: int, *, clumps: bool = False
+) -> tuple[FloatArray, FloatArray, float]:
     """Lags, s; autocovariance of rows at these lags, summed over rows, / sum of their squared means; and this sum.
     `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are means over
-    bands."""
+    bands. `clumps`: the first covariance is also that of requests in one cell, if these are many (`CLUMPED`)."""
     from scipy.fft import next_fast_len
 
-    # Lag 0 is left out: it has the Poisson noise of the counts.
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = list(pairwise(edges.tolist()))
     lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
@@ -234,12 +236,15 @@ def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> 
     for part in parts:
         rows = part[part.any(axis=1)]
         squares += float((rows.mean(axis=1) ** 2).sum())
+        lagged[0] -= rows.sum() * (1.0 - (degree + 1) / n)  # the Poisson noise of the counts
         for begin in range(0, len(rows), most):  # in parts, which bounds the memory
             some = rows[begin : begin + most]
             spectrum = np.fft.rfft(some - (some @ basis) @ basis.T, padded)
             lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0), padded)[:longest]
     # A row has n − k pairs of cells at lag k.
     lagged /= n - np.arange(longest)
+    if clumps and lagged[0] > CLUMPED * abs(lagged.sum()):
+        lagged[1], lag_s[0] = (lagged[0] + 2.0 * lagged[1]) / 3.0, 0.75 * cell_s
     return lag_s, np.array([lagged[a:b].mean() for a, b in bands]) / squares, squares
 
 

@@ -53,6 +53,20 @@ def test_common_and_own_bursts_are_told_apart() -> None:
     assert all(a.common is not None for a in common_only)
 
 
+@pytest.mark.parametrize(("size", "width_s"), [(30, 0.0), (30, 0.01), (5, 0.04)])
+def test_requests_that_come_at_once_are_bursts(size: int, width_s: float) -> None:
+    """Batches that one client sends at the same moment vary counts by as many requests as a batch has, and so do
+    requests that are drawn from what was measured."""
+    rng = np.random.default_rng(1)
+    starts_s = rng.uniform(0.0, 3600.0, 14_400 // size)
+    time_s = np.sort(np.repeat(starts_s, size) + rng.uniform(0.0, width_s, len(starts_s) * size))
+    adapter, ones = rng.integers(0, 8, len(time_s)), np.ones(len(time_s), dtype=np.int64)
+    found = measure_arrivals(Trace(time_s - time_s[0], ones, ones, adapter, tuple("abcdefgh"), (8,) * 8))
+    fleet = Workload([Adapter(name, 8, 0.5) for name in "abcdefgh"], arrivals=found)
+    again = [dispersion(draw_requests(fleet, 3600.0, seed).time_s, 3600.0, 10.0) for seed in range(4)]
+    assert np.mean(again) == pytest.approx(size, rel=0.35)
+
+
 def test_own_bursts_are_not_counted_twice() -> None:
     """What a few hot adapters do on their own varies the sum of all requests, and is no burst that all have."""
     truth = Arrivals("bursty", own=Bursts(1.0, ((60.0, 1.0),)))
@@ -253,6 +267,19 @@ def test_the_end_of_a_window_is_not_taken_for_what_is_before_its_beginning() -> 
     pairs = [(left[:, :-k] * left[:, k:]).sum() / (50 - k) for k in lag_s.astype(int).tolist()]
     assert len(pairs) == 9
     assert found * squares == pytest.approx(pairs)
+
+
+def test_requests_in_one_cell_stand_beside_those_of_the_next() -> None:
+    """Where most requests come in clumps, the covariance of the first lag is that of pairs up to a cell and a half
+    apart, of which the squares in a cell, less their Poisson noise, are a third."""
+    rows = np.random.default_rng(0).poisson(0.3, (2, 50)) * 20.0
+    lag_s, found, squares = _pooled([rows], 50, 2.0, 0, clumps=True)
+    left = rows - rows.mean(axis=1, keepdims=True)
+    within = ((left**2).sum() - rows.sum() * 49 / 50) / 50
+    beside = (left[:, :-1] * left[:, 1:]).sum() / 49
+    assert found[0] * squares == pytest.approx((within + 2.0 * beside) / 3.0)
+    assert lag_s[0] == 1.5
+    assert found[1:].tolist() == pytest.approx(_pooled([rows], 50, 2.0, 0)[1][1:].tolist())
 
 
 def test_two_adapters_have_bursts_of_their_own() -> None:
