@@ -13,7 +13,7 @@ from packer.cli.declare import bundle, command, flag, option
 from packer.cli.evaluate import MeasuredTraffic
 from packer.cli.live.calibrate import duration
 from packer.cli.options import FleetFile, Output, PlanArgument, Writing, common
-from packer.cli.output import Table, write_json
+from packer.cli.output import Table, note, write_json
 from packer.cli.traffic import PrometheusOptions, refuse_unused
 from packer.errors import IncompatibleError
 from packer.io.files import write_text
@@ -79,11 +79,18 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
         if not given.yes:
             for line in listing:
                 click.echo(line, err=True)
-            if not click.confirm("Make these changes?", err=True):
-                return 0
+            try:
+                if not click.confirm("Make these changes?", err=True):
+                    return 0
+            except click.Abort as error:
+                if isinstance(error.__context__, EOFError):
+                    raise IncompatibleError("Nobody answered: --yes makes the changes without asking.") from None
+                raise
         failed = apply(acting, changes, f"{plan.workload.name}: {plan.goal}")
     said = [*failed, f"{len(failed)} of {counted(len(steps), 'step')} failed."]
     out.result({"steps": steps, "failed": failed}, lambda: said)
+    for each in failed if out.quiet else ():
+        note(each)
     return 3 if failed else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -34,12 +35,29 @@ def test_the_commands_apply_and_refuse(
     words = told(servers, plan, tmp_path)
     assert run([*words, "--dry-run"]) == 0
     assert "load 'a1' on gpu-0" in capsys.readouterr().out
-    assert "a1" not in servers[0].adapters
     assert {each.name for each in tmp_path.iterdir()} == {"plan.json", "servers.toml"}
     assert run([*words, "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failed"] == []
     assert "a1" in servers[0].adapters
     assert run(["live", "follow", str(tmp_path / "plan.json")]) == 2
+
+
+def test_what_went_wrong_is_said_without_a_terminal_and_quietly(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A question that nobody can answer names --yes, and is no interrupt; --quiet hides no step that failed."""
+    servers[0].adapters.pop("a1")
+    servers[0].faults = [("/v1/load_lora_adapter", 0, "400")]
+    words = told(servers, plan, tmp_path, "tries = 1\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert run(words) == 2
+    assert "Nobody answered: --yes makes the changes" in capsys.readouterr().err
+    assert run([*words, "--yes", "--quiet"]) == 3
+    assert "packer: load 'a1' on gpu-0: gpu-0: /v1/load_lora_adapter: HTTP 400" in capsys.readouterr().err
 
 
 def test_the_router_is_told_of_adapters_that_need_not_move(
