@@ -225,15 +225,13 @@ def lines_of(k: int) -> list[dict[str, object]]:
 
 def test_lines_of_one_id_are_one_request(tmp_path: Path) -> None:
     """Chunks of a stream, start and end, and copies are one request, at its first time, in any order of lines."""
-    entries = [each for k in range(4) for each in reversed(lines_of(k))]
-    log = read_trace(write(tmp_path / "x.jsonl", [*entries]))
+    log = read_trace(write(tmp_path / "x.jsonl", [each for k in range(4) for each in reversed(lines_of(k))]))
     assert (log.time_s.tolist(), log.names) == ([0.0, 10.0, 20.0, 30.0], ("a0", "a1"))
     assert (log.input_tokens.tolist(), log.output_tokens.tolist()) == ([10, 11, 12, 13], [5] * 4)
     assert log.notes == ["joined 12 lines to others with the same id, as parts of one request"]
-    entries = [each for k in range(16) for each in lines_of(k)]
-    stray = [{**each, "time": 86400 + k} for k, each in enumerate(lines_of(16))]
-    notes = read_trace(write(tmp_path / "y.jsonl", [*entries, *reversed(stray)])).notes
-    assert "far in time from all others: line 68, 1970-01-02" in " ".join(notes), "the line of its first time"
+    stray = reversed([{**each, "time": 86400 + k} for k, each in enumerate(lines_of(16))])
+    entries = [*(each for k in range(16) for each in lines_of(k)), *stray]
+    assert "line 68, 1970-01-02" in " ".join(read_trace(write(tmp_path / "y.jsonl", entries)).notes), "its first time"
 
 
 def test_a_part_without_the_prompt_hides_it_not(tmp_path: Path) -> None:
