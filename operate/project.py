@@ -23,7 +23,7 @@ from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.read import read_trace
 from packer.twin.datasheets import GPUS, datasheet
-from packer.twin.memory.starts import check_starts, what_starts
+from packer.twin.memory.starts import MORE_GPUS, check_starts, what_starts
 from packer.twin.override import with_engine
 from packer.words import counted, listed
 from packer.workload import Workload
@@ -53,7 +53,10 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any], rank: int = 0
         try:
             check_starts(given, slot_rank)
         except IncompatibleError as error:
-            raise IncompatibleError(f"{error}"[:-1] + f"{_more_gpus(model, gpu, settings, rank)}.") from None
+            more = _more_gpus(model, gpu, settings, rank)
+            raise IncompatibleError(
+                f"{error}"[:-1].replace(MORE_GPUS, "" if more else MORE_GPUS) + f"{more}."
+            ) from None
         return given
     refused: IncompatibleError | None = None
     fewer = ""

@@ -76,6 +76,8 @@ def test_a_server_has_as_many_gpus_as_the_fleet_s_largest_rank_needs() -> None:
         assert [each.engine.tensor_parallel_size for each in profiles_for(*model, {}, {}, rank)] == [8]
     with pytest.raises(IncompatibleError, match=r"start: --max-model-len \d+ \(.*\) or --tensor-parallel-size 8\.$"):
         profile_for(*model, {"tensor_parallel_size": 4}, 32)
+    with pytest.raises(IncompatibleError, match=r"start: a GPU with more memory or --tensor-parallel-size 4\.$"):
+        profile_for("meta-llama/Llama-3.1-70B-Instruct", "h100-80gb", {"tensor_parallel_size": 2}, 64)
 
 
 @pytest.mark.parametrize(("mean_itl_ms", "best"), [(100.0, 1), (15.0, 2)])

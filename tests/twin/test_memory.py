@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.cluster import Cluster, ServerKind
+from packer.fit.estimate import estimate_profile
 from packer.io.profiles import load_profile
 from packer.job import FineTuning
 from packer.kv_shape import KvShape
@@ -136,6 +137,11 @@ def test_what_would_start_starts() -> None:
     assert memory_error(shorter, shorter.settings(384, 16)) is None
     tiny = replace(profile, memory=replace(profile.memory, kv_budget_bytes=1e6, measured=()))
     assert "more memory" in str(what_starts(tiny, tiny.settings(8, 8)))
+    l4 = estimate_profile("Qwen/Qwen3-8B", "l4")  # neither fewer slots nor a shorter context suffice alone
+    both = str(what_starts(l4, l4.settings(60, 64)))
+    assert both.startswith("max_loras 1 with --max-model-len")
+    shorter = with_engine(l4, max_model_len=int(both.split()[-1]))
+    assert memory_error(shorter, shorter.settings(1, 64)) is None
 
 
 def test_capacity_is_in_tokens_of_the_requests() -> None:

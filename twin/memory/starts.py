@@ -12,6 +12,7 @@ from packer.settings import MAX_LORAS, Settings
 from packer.twin.memory.policy import held, kv_cache_tokens, least_kv_tokens, longest_context, memory_error
 from packer.workload import Workload
 
+MORE_GPUS = ", or more GPUs for each server (--tensor-parallel-size)"
 CONTEXT_STEP = 1024  # Shorter contexts are proposed in multiples of this.
 
 
@@ -39,9 +40,10 @@ def what_starts(profile: Profile, settings: Settings, workload: Workload | None 
     tokens = tokens // CONTEXT_STEP * CONTEXT_STEP
     if tokens > 0 and profile.memory.min_kv_tokens == least_kv_tokens(profile.model, profile.engine):
         ways.append(f"--max-model-len {tokens}")
-    if not ways:
-        return "a GPU with more memory, or more GPUs for each server (--tensor-parallel-size)"
-    return " or ".join(ways)
+    if not ways and settings.max_loras > 1:
+        one = what_starts(profile, profile.settings(1, settings.max_lora_rank), workload)
+        ways = [f"max_loras 1 with {one}"] if one and one.startswith("--") else []
+    return " or ".join(ways) or f"a GPU with more memory{MORE_GPUS}"
 
 
 def check_starts(profile: Profile, rank: int) -> None:
