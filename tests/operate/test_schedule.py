@@ -16,6 +16,7 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Limits, Slo
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.objectives.headroom import with_rates
 from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
@@ -30,10 +31,11 @@ from packer.twin.hours import Hours
 from packer.workload import Workload
 
 PROFILE = small_profile()
-FLEET = Workload([Adapter(f"a{i}", 8 << i % 3, 0.3) for i in range(40)])
+LONG = Lengths.constant(500), Lengths.constant(460)
+FLEET = Workload([Adapter(f"a{i}", 8 << i % 3, 0.3) for i in range(40)], *LONG)
 
 
-def day(periods: int = 4, swing: float = 0.8, peak: float = 1.5) -> dict[str, FloatArray]:
+def day(periods: int = 4, swing: float = 0.8, peak: float = 0.65) -> dict[str, FloatArray]:
     """A day with a peak in its middle, and adapters that peak at different times."""
     shift = np.arange(len(FLEET)) % 2
     return {
@@ -184,7 +186,7 @@ def test_equal_hours_are_one_period(monkeypatch: pytest.MonkeyPatch) -> None:
     searched: list[Any] = []
     plan = Periods.plan
     monkeypatch.setattr(Periods, "plan", lambda self, *given: searched.append(1) or plan(self, *given))
-    found = scheduled({str(t): np.full(len(FLEET), 1.5) for t in range(4)})
+    found = scheduled({str(t): np.full(len(FLEET), 0.65) for t in range(4)})
     assert len(searched) == 2
     assert len(found.periods) == 1
     assert (found.moves, found.starts()) == (0, [])
@@ -194,7 +196,7 @@ def test_equal_hours_are_one_period(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_slow_starts_keep_servers_on() -> None:
     """A server that takes longer to start than it would be off is not stopped."""
-    rates = {str(t): np.full(len(FLEET), 1.5 if t % 2 else 0.3) for t in range(4)}
+    rates = {str(t): np.full(len(FLEET), 0.65 if t % 2 else 0.13) for t in range(4)}
     quick = scheduled(rates, period_s=600.0, startup_s=10.0)
     slow = scheduled(rates, period_s=600.0, startup_s=3000.0)
     assert quick.starts()
@@ -228,8 +230,8 @@ def test_classes_keep_their_own_limits() -> None:
 
 def test_the_goal_holds_in_quieter_periods() -> None:
     """A server whose adapters peak while the rest of the fleet is quiet keeps the goal then, too."""
-    fleet = Workload([Adapter(f"a{i}", rank, 1.0) for i, rank in enumerate((8, 32, 8, 8, 8))])
-    rates = {"x": np.array([0.1, 0.1, 0.1, 19.0, 23.0]), "y": np.array([10.0, 12.0, 16.0, 0.1, 0.1])}
+    fleet = Workload([Adapter(f"a{i}", rank, 1.0) for i, rank in enumerate((8, 32, 8, 8, 8))], *LONG)
+    rates = {"x": np.array([0.1, 0.1, 0.1, 8.0, 10.0]), "y": np.array([4.5, 5.0, 7.0, 0.1, 0.1])}
     for limit_ms in (60.0, 2000.0):
         found = scheduled(rates, fleet, slo={"p95_ttft_ms": limit_ms})
         assert found.static.n_gpus > 1
@@ -243,13 +245,15 @@ def test_the_day_has_rates() -> None:
     with pytest.raises(ValidationError, match="at least one period"):
         scheduled({})
     with pytest.raises(ValidationError, match="No plan holds in every period: Adapter 'a39'"):
-        scheduled({"0": np.append(np.full(len(FLEET) - 1, 0.1), 900.0)}, max_replicas=1)
+        scheduled({"0": np.append(np.full(len(FLEET) - 1, 0.1), 100.0)}, max_replicas=1)
 
 
 def test_replicas_follow_the_load() -> None:
     """An adapter too hot for one GPU at its peak has several replicas then and one at night; shares sum to 1."""
-    fleet = Workload([*FLEET.adapters, Adapter("hot", 8, 1.0)])
-    rates = {name: np.append(np.full(len(FLEET), 0.1), rate) for name, rate in {"0": 0.5, "1": 60.0, "2": 60.0}.items()}
+    fleet = Workload([*FLEET.adapters, Adapter("hot", 8, 1.0)], *LONG)
+    rates = {
+        name: np.append(np.full(len(FLEET), 0.04), rate) for name, rate in {"0": 0.2, "1": 26.0, "2": 26.0}.items()
+    }
     with pytest.raises(ValidationError, match="No plan holds in every period"):
         scheduled(rates, fleet, max_replicas=1)
     found = scheduled(rates, fleet)
@@ -275,9 +279,9 @@ def test_rates_of_the_fleet_do_not_count() -> None:
     """A day has the same servers and shares, whatever rates the fleet has: parts are made at those of the day."""
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
     bursts = Arrivals("bursty", own=Bursts(0.8, ((120.0, 1.0),)))
-    rates, found = {"night": np.array([5.0, 0.1]), "day": np.array([36.0, 0.2])}, set()
-    for given in (0.5, 60.0):
-        fleet = Workload([Adapter("hot", 8, given), Adapter("cool", 8, 0.2)], arrivals=bursts)
+    rates, found = {"night": np.array([2.0, 0.1]), "day": np.array([16.0, 0.2])}, set()
+    for given in (0.5, 30.0):
+        fleet = Workload([Adapter("hot", 8, given), Adapter("cool", 8, 0.2)], *LONG, arrivals=bursts)
         bins = schedule(fleet, server, rates).static.bins
         found.add(tuple((item.adapters, item.shares) for item in bins))
     assert len(found) == 1
@@ -291,9 +295,9 @@ def test_each_model_is_scheduled_on_the_cheapest_of_its_kinds() -> None:
     dear = small_profile("dear-gpu/test-model", price_per_hour=9.0)
     dear = replace(dear, gpu=replace(dear.gpu, name="dear-gpu"))
     models = ["test-model", "other"]
-    fleet = Workload([replace(a, model=models[i % 2]) for i, a in enumerate(FLEET.adapters)])
+    fleet = replace(FLEET, adapters=tuple(replace(a, model=models[i % 2]) for i, a in enumerate(FLEET.adapters)))
     odd = np.arange(len(FLEET)) % 2
-    rates = {"x": np.where(odd, 3.0, 0.2), "y": np.where(odd, 0.2, 0.2)}
+    rates = {"x": np.where(odd, 1.3, 0.1), "y": np.where(odd, 0.1, 0.1)}
     found = schedule(fleet, [PROFILE, other, dear], rates, margin=0.0)
     assert {item.profile.name for item in found.servers} == {PROFILE.name, other.name}
     assert [each.gpus for each in found.periods] == [3, 2]

@@ -13,6 +13,7 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, UnknownNameError
 from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.operate.systems import FIGURES, Trials, compare_systems, servers_needed
 from packer.planning.recommend import recommend
 from packer.twin.cluster.simulate import simulate_cluster
@@ -116,7 +117,8 @@ def test_size_of_a_plan_is_that_of_solve(goal: str, share: float) -> None:
     """System "packer" needs as many servers as `packer solve` plans for the same goal, of requests and of adapters;
     replicas of a hot adapter are included."""
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
-    fleet = Workload([Adapter("hot", 16, 45.0), Adapter("b", 8, 0.1)]).held_to(goal)
+    long = Lengths.constant(500), Lengths.constant(460)
+    fleet = Workload([Adapter("hot", 16, 14.0), Adapter("b", 8, 0.1)], *long).held_to(goal)
     assert fleet.slo.share == share
     plan = recommend(fleet, server)
     four = Cluster.of(server, 4, max_loras=2, max_lora_rank=16)
