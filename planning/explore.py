@@ -24,7 +24,7 @@ from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
-from packer.planning.splits import EVENER, SLOTS, even_splits, most_even
+from packer.planning.splits import EVENER, SLOTS, even_after_loss, even_splits, most_even
 from packer.planning.starving import PlannedHours
 from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
@@ -356,14 +356,19 @@ class Frontier(Clock, Conditions):
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts; with a
-        spare GPU, the slots of every server fit every rank."""
+        spare GPU, also a split that is even after a loss, and the slots of every server fit every rank."""
         spread = self.parts.spread_over(n_gpus, self.max_replicas)
         ways = [(spread, solver) for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]]
-        for parts, solver in ways + [(self.parts, SOLVERS[0])] * (spread is not self.parts):
-            plan = self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size)
-            if plan.result().unplaced:
-                continue
-            bins = parts.joined(plan.result().bins)
+        ways += [(self.parts, SOLVERS[0])] * (spread is not self.parts)
+
+        def found() -> Iterator[tuple[Bin, ...]]:
+            for parts, solver in ways:
+                plan = self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size).result()
+                yield from [] if plan.unplaced else [parts.joined(plan.bins)]
+            if self.spare and not self._wide(n_gpus):
+                yield from map(spread.joined, even_after_loss(spread.fleet, self.profile, n_gpus, self.seed))
+
+        for bins in found():
             if self.spare:  # slots for every adapter that may come
                 rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
                 bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)

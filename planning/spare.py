@@ -13,6 +13,7 @@ from packer.plan import Plan, Status
 from packer.planning.apart import cheapest
 from packer.planning.assemble import assemble
 from packer.planning.replicas import Replicas
+from packer.planning.splits import even_after_loss
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
 from packer.solvers.slots import Climb, SlotSearch, search
@@ -61,12 +62,18 @@ def _fewest(problem: Problem, low: int, high: int) -> list[Bin] | None:
         if problem.out_of_time():
             break
         problem.progress(f"simulating {counted(n, 'server')}, one of them lost", 0, 0)
-        posed = replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1)
-        found = parts.joined(SpreadRefined().solve(posed).bins)
-        bins = _with_slots(problem, found) if len(found) == n else None
-        if bins is not None and _survives(problem, bins):
-            return bins
+        for split in _splits(replace(problem, workload=parts.fleet, max_gpus=n, max_replicas=1), n):
+            bins = _with_slots(problem, parts.joined(split)) if len(split) == n else None
+            if bins is not None and _survives(problem, bins):
+                return bins
     return None
+
+
+def _splits(problem: Problem, n: int) -> Iterator[Sequence[Bin]]:
+    """Yield the solver's split on `n` servers, and one that is even after the loss of any one."""
+    yield SpreadRefined().solve(problem).bins
+    if not problem.out_of_time():
+        yield from even_after_loss(problem.workload, problem.profile, n, problem.seed)
 
 
 def _apart(problem: Problem, most: int) -> list[Bin]:

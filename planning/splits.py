@@ -1,8 +1,9 @@
-"""Even splits of a fleet over servers with mixed ranks."""
+"""Even splits of a fleet over servers with mixed ranks: with all servers, or after the loss of any one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -10,12 +11,14 @@ from packer.arrays import FloatArray, IntArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.profile import Profile
+from packer.solvers.backbone import engine_s
 from packer.solvers.candidates import max_loras_candidates
 from packer.solvers.order import exchanged, levelled
 from packer.workload import Workload
 
 SLOTS = 48  # Initial number of slots of each server.
 EVENER = 0.005  # After a split that failed, one is tried if its fullest server has less load by this share.
+STEPS = 200  # Number of moves and exchanges of adapters that are tried for servers that are even after a loss.
 
 
 def even_splits(fleet: Workload, profile: Profile, n: int, slots: int = SLOTS) -> Iterator[list[Bin]]:
@@ -42,6 +45,38 @@ def most_even(fleet: Workload, profile: Profile, n: int, slots: int) -> list[Bin
     loads = fleet.offered_tok_s_by_adapter
     splits = even_splits(fleet, profile, n, slots)
     return min(splits, key=lambda bins: _fullest([item.adapters for item in bins], loads), default=None)
+
+
+def even_after_loss(fleet: Workload, profile: Profile, n: int, seed: int) -> Iterator[list[Bin]]:
+    """Yield a split over `n` servers of one slot, none for fewer adapters: the fullest server after the loss of any one
+    needs little engine time. Each adapter of the lost server goes to the one with the least load (`packer.failover`).
+    Random moves and exchanges of adapters, each kept unless that server then needs more."""
+    if len(fleet) < n or n < 2:
+        return
+    loads, rng = fleet.offered_tok_s_by_adapter, np.random.default_rng(seed)
+    work_s, falling = engine_s(fleet)(profile).max(axis=0), np.argsort(-loads, kind="stable")
+
+    def most_s(servers: IntArray) -> float:
+        totals, whole_s, worst = np.bincount(servers, loads, n).tolist(), np.bincount(servers, work_s, n), 0.0
+        for lost in range(n):
+            used, left = whole_s.copy(), [(totals[k], k) for k in range(n) if k != lost]
+            used[lost] = 0.0
+            heapify(left)
+            for i in falling[servers[falling] == lost].tolist():
+                tok_s, k = left[0]
+                heapreplace(left, (tok_s + loads[i], k))
+                used[k] += work_s[i]
+            worst = max(worst, float(used.max()))
+        return worst
+
+    here = np.arange(len(fleet)) % n
+    least = most_s(here)
+    for _ in range(STEPS):
+        then, (i, j), to = here.copy(), rng.integers(len(fleet), size=2), rng.integers(2 * n)
+        then[i], then[j] = (to, here[j]) if to < n else (here[j], here[i])
+        if len(np.unique(then)) == n and (most := most_s(then)) <= least:
+            here, least = then, most
+    yield [server_of(fleet, profile, np.flatnonzero(here == k).tolist(), 1) for k in range(n)]
 
 
 def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:

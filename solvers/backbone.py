@@ -121,7 +121,7 @@ def engine_load(workload: Workload, profile: Profile) -> float:
     `max_num_seqs`, and at least (KV tokens held, summed over all steps) / KV capacity. With speculative decoding there
     are fewer decodes, by the drafts that are accepted; neither the drafter nor the others cost anything.
     """
-    return float(_busy(workload)(profile).sum(axis=1).max())
+    return float(engine_s(workload)(profile).sum(axis=1).max())
 
 
 def _requests(workload: Workload, profile: Profile) -> FloatArray:
@@ -199,7 +199,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
 
 
 _served = Memo[Workload, Callable[..., tuple[float, int]]](lambda fleet: cache(partial(_served_tok_s, fleet)))
-_busy = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
+engine_s = Memo[Workload, Callable[[Profile], FloatArray]](lambda fleet: cache(partial(_busy_s, fleet)))
 
 
 def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margins: Mapping[Profile, float]) -> float:
@@ -213,7 +213,7 @@ def mixed_bound(workload: Workload, weights: Mapping[Profile, float], margins: M
     factor = _load_factor(workload, 0.0)
     if factor is None:
         return least
-    busy = [weight * (1.0 + margins[profile]) * _busy(workload)(profile) for profile, weight in weights.items()]
+    busy = [weight * (1.0 + margins[profile]) * engine_s(workload)(profile) for profile, weight in weights.items()]
     total = max(
         float(np.min([(1.0 - t) * first + t * second for first, second in busy], axis=0).sum())
         for t in np.linspace(0.0, 1.0, 11).tolist()

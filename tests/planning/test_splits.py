@@ -7,10 +7,11 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.failover import without_server
 from packer.planning.explore import WIDE, Frontier
 from packer.planning.kept import Hour
 from packer.planning.recommend import Deployment
-from packer.planning.splits import SLOTS, even_splits
+from packer.planning.splits import SLOTS, even_after_loss, even_splits
 from packer.profile import Profile
 from packer.solvers.candidates import most_slots_of
 from packer.solvers.order import exchanged
@@ -22,6 +23,18 @@ def wide_fleet(n: int, rate: float) -> Workload:
     rng = np.random.default_rng(n)
     rates = rng.lognormal(np.log(rate), 1.0, n)
     return Workload([Adapter(f"a{i}", int(rng.choice((8, 32))), float(x)) for i, x in enumerate(rates)])
+
+
+def test_a_split_that_is_even_after_a_loss(server: Profile) -> None:
+    """The largest adapter and the smallest have servers of their own, so that little is on the one that takes both."""
+    fleet = Workload([Adapter(f"a{k}", 8, rate) for k, rate in enumerate((6.0, 2.0, 2.0, 1.0, 1.0))])
+    (bins,) = even_after_loss(fleet, server, 3, seed=0)
+    assert sorted(i for item in bins for i in item.adapters) == list(range(5))
+    left = [without_server(fleet, bins, lost)[0] for lost in range(3)]
+    assert max(item.offered_tok_s(fleet) for some in left for item in some) == pytest.approx(
+        fleet.offered_tok_s * 7 / 12
+    )
+    assert not list(even_after_loss(fleet, server, 6, seed=0))
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
