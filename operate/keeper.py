@@ -110,6 +110,7 @@ class Keeper:
         self.left = left_of((), self.workload, self.kinds, self.rooms)  # without a server
         self._spare_since_s = math.inf
         self._over_since_s = math.inf
+        self._refused_stop: tuple[list[int], str] = ([], "")  # of these servers, why one of them was not stopped
         self._made: list[tuple[float, int]] = []
 
     # ---- the twin
@@ -343,10 +344,13 @@ class Keeper:
         cost = counted(alone[k], "load") + (f" and {lost:,.0f} tokens of prefix caches lost" if lost else "")
         had_s = now_s - self._spare_since_s
         if had_s < cost_s:
-            self.waiting = (
-                f"{counted(len(others), 'server')} would be enough for {had_s:.0f} s now: a stop with "
-                f"{cost} is worth it after {cost_s:.0f} s"
-            )
+            if self._refused_stop[0] == serving:
+                self.waiting = self._refused_stop[1]
+            elif possible:
+                self.waiting = (
+                    f"{counted(len(others), 'server')} would be enough for {had_s:.0f} s now: a stop with "
+                    f"{cost} is worth it after {cost_s:.0f} s"
+                )
             return []
         self._spare_since_s = math.inf
         if not possible:
@@ -357,6 +361,9 @@ class Keeper:
         left = float(self.caps(others).sum())
         if total > ENOUGH * left:  # with more adapters than slots
             self._ask_again(changed)
+            self.waiting = f"the other servers would hold {left:,.0f} tok/s with the adapters of server {s}, "
+            self.waiting += f"and {total / ENOUGH:,.0f} tok/s are needed for its stop"
+            self._refused_stop = serving, self.waiting
             return []
         why = f"the other servers have had {1.0 - total / left:.0%} in reserve for {cost_s:.0f} s, the cost of a stop"
         made = self._decided(now_s, near, f"{why} with {cost}", stop=(s,), judged=True)
