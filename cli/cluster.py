@@ -44,18 +44,28 @@ class Behind:
     slo: tuple[str, ...] = common("slo")
 
     def goal(self, fleet: packer.Workload, cluster: packer.Cluster | None = None) -> packer.Goal | None:
-        """The goal of --slo, else of the fleet; None means the goal of the cluster."""
-        own = bool(self.slo) or cluster is None or not cluster.slo
-        return fleet.held_to(self.slo).slo if own else None
+        """The goal of --slo, else of the fleet or the plan; None means the goal of the cluster."""
+        from packer.operate.changes import with_goal
+
+        if cluster is not None and cluster.slo and not self.slo:
+            return None
+        plan = self._plan()
+        return (fleet if plan is None else with_goal(fleet, plan)).held_to(self.slo).slo
+
+    def _plan(self) -> packer.Plan | None:
+        """The plan whose servers are the cluster; None for a cluster.toml, or without a cluster."""
+        from packer.io.recognise import kind_of
+
+        path = self.cluster or ""
+        planned = path.endswith(".json") or (path and kind_of(path) == "plan")
+        return packer.load_plan(path) if planned else None
 
     def read(self, engine: Mapping[str, Any]) -> packer.Cluster:
         """Read the cluster from the file. `engine`: settings that override the profiles of all servers."""
-        from packer.io.recognise import kind_of
         from packer.twin.override import with_engine
 
-        path = self.cluster or ""
-        planned = path.endswith(".json") or kind_of(path) == "plan"
-        cluster = packer.load_plan(path).cluster() if planned else packer.read_cluster(path)
+        plan = self._plan()
+        cluster = packer.read_cluster(self.cluster or "") if plan is None else plan.cluster()
         kinds = tuple(replace(kind, profile=with_engine(kind.profile, **engine)) for kind in cluster.kinds)
         return replace(cluster, kinds=kinds)
 

@@ -267,12 +267,13 @@ def test_what_some_systems_do_not_read_is_said(fleet: str, cluster: str, capsys:
 
 
 def test_a_plan_behind_a_router(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`packer evaluate PLAN --router` simulates the plan's servers; a plan is also a cluster for simulate, whatever its
+    """`packer evaluate PLAN --router` simulates the plan's servers; a plan is also a cluster with a goal, whatever its
     name ends in."""
     plan = str(tmp_path / "a.plan")
-    assert run(["solve", fleet, "--no-verify", "-o", plan, "-q"]) == 0
+    assert run(["solve", fleet, "--slo", "p95_ttft_ms=999", "--no-verify", "-o", plan, "-q"]) == 0
     routed = _json(["evaluate", plan, "--router", "plan", "--duration", "60", "--seed", "0"], capsys)
     given = _json(["simulate", fleet, "--cluster", plan, "--system", "packer", "--duration", "60"], capsys)
+    assert "keeps p95 TTFT 999 ms" in str(given["verdict"])
     for name in ("completed", "mean_ttft_ms", "servers", "router"):
         assert routed[name] == given[name]
     assert run(["evaluate", plan, "--router", "affinity", "--duration", "60"]) == 0
