@@ -13,18 +13,18 @@ from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.summary import sessions_of
-from packer.operate.view import AS_LOGGED, BUSIEST, Named, Observed, View
+from packer.operate.view import AS_LOGGED, BUSIEST, Loads, Named, Observed, View
 from packer.times import HOUR_S
 from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
-from packer.traces.pattern import latest_rates, rates_of
+from packer.traces.pattern import RateTable, latest_rates, rates_of
 from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
-from packer.words import listed, none_called
+from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 
@@ -48,9 +48,22 @@ def observe_log(
         notes += [", and ".join(said)] if said else []
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
+    notes += _elsewhere(table, loads) if view.at == "peak" else []
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
     hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
     return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
+
+
+def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
+    """Return a sentence if much load of adapters is in other windows than the busiest one, beyond chance."""
+    peak, own = loads["peak"], loads["each-peak"]
+    other = np.where(own - peak > 5.0 * np.sqrt(own / table.window_s), own - peak, 0.0)
+    times = 1.0 + float(other @ table.tokens / (peak @ table.tokens))
+    said = (
+        f"the busiest hours of {counted(np.count_nonzero(other), 'adapter')} are other ones: --at each-peak plans for"
+    )
+    said += f" {times:.2g} × the load of the busiest one; --skip leaves out what a deploy replaced"
+    return [said] if times >= 1.5 else []
 
 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Observed:
