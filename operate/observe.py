@@ -59,9 +59,7 @@ def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
     peak, own = loads["peak"], loads["each-peak"]
     other = np.where(own - peak > 5.0 * np.sqrt(own / table.window_s), own - peak, 0.0)
     times = 1.0 + float(other @ table.tokens / (peak @ table.tokens))
-    said = (
-        f"the busiest hours of {counted(np.count_nonzero(other), 'adapter')} are other ones: --at each-peak plans for"
-    )
+    said = f"the busiest hours of {counted(int((other > 0).sum()), 'adapter')} are other ones: --at each-peak plans for"
     said += f" {times:.2g} × the load of the busiest one; --skip leaves out what a deploy replaced"
     return [said] if times >= 1.5 else []
 
