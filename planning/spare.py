@@ -16,6 +16,7 @@ from packer.planning.replicas import Replicas
 from packer.planning.splits import even_after_loss
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
+from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import Climb, SlotSearch, search
 from packer.solvers.spread_refined import SpreadRefined
 from packer.words import counted
@@ -79,12 +80,12 @@ def _splits(problem: Problem, n: int) -> Iterator[Sequence[Bin]]:
 def _apart(problem: Problem, most: int) -> list[Bin]:
     """Up to `most` servers, those of classes with other limits apart, each group with its own spare server; [] if none
     are found."""
-    fleet, order = problem.workload, problem.workload.slo.order(problem.workload)
+    fleet, copies, order = problem.workload, problem.max_replicas, problem.workload.slo.order(problem.workload)
 
     def found(start: int, end: int) -> list[Bin] | None:
         own = np.flatnonzero((order >= start) & (order < end)).tolist()
-        high = min(most, len(own) * problem.max_replicas)
-        bins = _fewest(replace(problem, workload=fleet.subset(own)), 2, high)
+        posed, high = replace(problem, workload=fleet.subset(own), max_gpus=None), min(most, len(own) * copies)
+        bins = _fewest(posed, len(Greedy().solve(posed).bins) + 1, high)
         return None if bins is None else [item.under(own) for item in bins]
 
     bins = [item for group in cheapest(int(order.max()) + 1, found, len) for item in group]

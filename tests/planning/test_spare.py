@@ -14,11 +14,14 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.failover import without_server
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
+from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
 from packer.planning import loop, spare
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.evaluator import Evaluator
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -122,6 +125,19 @@ def test_classes_are_not_searched_apart_where_they_cannot_take_fewer_servers(
     given: dict[str, Any] = {"predictor": TwinPredictor(), "verify": False, "with_headroom": False}
     plan = solve(fleet, server, "gpus:spare=1", slo="fast:mean_itl_ms=60", **given)
     assert (plan.n_gpus, plan.status) == (2, Status.FEASIBLE)
+
+
+def test_groups_begin_with_more_servers_than_they_take_without_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fewer servers than a group needs with all of them it can't hold after a loss: these are not simulated."""
+    fewest: dict[int, int] = {}
+    monkeypatch.setattr(spare, "_fewest", lambda posed, low, _high: fewest.update({len(posed.workload): low}))
+    fleet = Workload([Adapter(f"{k}", 16, 3.0, slo_class=None if k % 4 else "fast") for k in range(24)])
+    objective = load_objective("gpus:spare=1")
+    evaluator = Evaluator(AnalyticPredictor(), objective)
+    posed = Problem(fleet.held_to("fast:mean_itl_ms=60"), (small_profile(),), objective, evaluator)
+    assert spare._apart(posed, 24) == []
+    given: dict[str, Any] = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False, "with_headroom": False}
+    assert fewest == {n: solve(fleet.subset(range(n)), small_profile(), **given).n_gpus + 1 for n in (6, 18)}
 
 
 def _pairs() -> Profile:
