@@ -250,10 +250,10 @@ def _follow(
                 found = packer.drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
-                _write(found.evaluation, changes.output, out)
                 out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
-                if traffic.seen_path is not None:
-                    with _noted(traffic):
+                with _noted(traffic):
+                    _write(found.evaluation, changes.output, out)
+                    if traffic.seen_path is not None:
                         write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0

@@ -316,21 +316,25 @@ def test_traffic_goes_on_when_the_log_is_rotated(
 def test_traffic_goes_on_when_a_rank_is_unknown(
     plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new adapter whose rank is not given is evaluated, and that the fleet is not written without it is said."""
-    log, looks = tmp_path / "log.jsonl", [1]
+    """A new adapter whose rank is not given is evaluated, and that the fleet is not written without it is said, as is
+    that the plan can't be written because its folder is gone."""
+    log, looks, folder = tmp_path / "log.jsonl", [1], tmp_path / "out"
+    folder.mkdir()
     log.write_text(traffic(300) + line(START + 250, "new"))
 
     def sleep(_seconds: float) -> None:
         if not looks.pop():
             raise KeyboardInterrupt
         looks.append(0)
+        folder.rename(tmp_path / "away")
 
     monkeypatch.setattr("time.sleep", sleep)
     seen = str(tmp_path / "seen.csv")
     words = ["evaluate", plan_path, "--log", str(log), "--window", "100", "--seen", seen]
-    assert run([*words, "--every", "5"]) == 130
+    assert run([*words, "--every", "5", "-o", str(folder / "plan.json")]) == 130
     out, err = capsys.readouterr()
-    assert (out.count("Keep the plan for now"), err.count("Expected the rank of every adapter")) == (2, 2)
+    assert (out.count("Keep the plan for now"), err.count("Expected the rank of every adapter")) == (2, 1)
+    assert f"there is no directory '{folder}' to write into" in err
     assert run(words) == 2
     assert "Keep the plan for now" in capsys.readouterr().out
 
