@@ -22,7 +22,7 @@ from packer.words import counted, listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
-_ADDRESS = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:\d{1,5}", re.ASCII)
+_ADDRESS = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
 _ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "dtype")
 _NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
 """Engine settings that always become flags, and settings that do so only if they differ from vLLM's default."""
@@ -76,8 +76,9 @@ class Options:
         names = {"prefix": self.prefix, "namespace": self.namespace}
         names |= {"claim": self.adapters_claim, "secret": self.token_secret}
         for what, name in names.items():
-            if name is not None and (quoting.dns_name(name) != name or len(name) > 40):
-                rule = f"Expected the {what} to be up to 40 small letters, digits and '-'"
+            most = 40 if what == "prefix" else quoting.DNS_LENGTH  # numbers and hashes follow the prefix
+            if name is not None and (quoting.dns_name(name) != name or len(name) > most):
+                rule = f"Expected the {what} to be up to {most} small letters, digits and '-'"
                 raise ValidationError(f"{rule}, got {shown(name)}.")
         if not self.prefix[0].isalpha():  # RFC 1035, required for the names of Services
             rule = f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."

@@ -75,11 +75,15 @@ def test_too_large_settings_are_refused(toy_plan: Callable[..., Plan]) -> None:
         export_plan(toy_plan(names, gpus=1), "k8s", OPTIONS)
 
 
-@pytest.mark.parametrize("bad", ["Upper", "a b", "x" * 41, "", "-x", "a\n"])
+@pytest.mark.parametrize("bad", ["Upper", "a b", "x" * 64, "", "-x", "a\n"])
 def test_bad_kubernetes_names_are_refused(bad: str) -> None:
-    """Names that a cluster would refuse are refused here."""
+    """Names that a cluster would refuse are refused here, and prefixes that leave no room for a number; what is there
+    already may have the longest name that a cluster takes."""
     with pytest.raises(ValidationError, match="letters, digits"):
         Options(namespace=bad)
+    with pytest.raises(ValidationError, match="up to 40 small letters, digits"):
+        Options(prefix="x" * 41, namespace="x" * 63, adapters_claim="x" * 63, token_secret="x" * 63)
+    assert Options(namespace="x" * 63, adapters_claim="x" * 63, token_secret="x" * 63).prefix == "gpu"
 
 
 def test_aibrix_resources(hostile_plan: Plan) -> None:

@@ -59,16 +59,28 @@ def test_each_server_has_its_own_address(toy_plan: Callable[..., Plan]) -> None:
     assert "localhost:8000" in export_plan(toy_plan(("a", "b"), gpus=1), "litellm", options)["litellm.yaml"]
 
 
-def test_addresses_follow_the_template(hostile_plan: Plan) -> None:
-    """Servers on one host are distinguished by their ports."""
-    options = Options(address="127.0.0.1:{port}", port=9100)
+@pytest.mark.parametrize("host", ["127.0.0.1", "[fd00::1]"])
+def test_addresses_follow_the_template(hostile_plan: Plan, host: str) -> None:
+    """Servers on one host, also one with an IPv6 address, are distinguished by their ports."""
+    options = Options(address=f"{host}:{{port}}", port=9100)
     document = json.loads(export_plan(hostile_plan, "routing", options)["routing.json"])
-    assert list(document["servers"].values()) == [f"http://127.0.0.1:{9100 + k}" for k in range(3)]
+    assert list(document["servers"].values()) == [f"http://{host}:{9100 + k}" for k in range(3)]
 
 
 @pytest.mark.parametrize(
     "address",
-    ["x;y:80", "{name}", "{name}:0", "{name}:65536", "a b:80", "$host:80", "http://x:80", "{name.bin}:80"],
+    [
+        "x;y:80",
+        "::1:80",
+        "[x]:80",
+        "{name}",
+        "{name}:0",
+        "{name}:65536",
+        "a b:80",
+        "$host:80",
+        "http://x:80",
+        "{name.bin}:80",
+    ],
 )
 def test_bad_addresses_are_refused(hostile_plan: Plan, address: str) -> None:
     """An address is a host and a port, nothing else."""
