@@ -52,11 +52,13 @@ def sample(name: str, labels: str, value: float | None) -> Markup:
 def live_metrics(following: Any, rows: Sequence[Any]) -> str:
     """Metrics of a `packer.operate.follow.Following`, with its `rows_of`, in Prometheus's text format."""
 
-    def of_servers(name: str) -> list[tuple[str, float | None]]:
-        return [(f'server="{row.name}"', getattr(row, name)) for row in rows]
+    def quoted(name: str) -> str:
+        return json.dumps(visible(name), ensure_ascii=False)
 
-    name = json.dumps(visible(following.fleet.name), ensure_ascii=False)
-    plan = f'plan={name},version="{following.version}"'
+    def of_servers(name: str) -> list[tuple[str, float | None]]:
+        return [(f"server={quoted(row.name)}", getattr(row, name)) for row in rows]
+
+    plan = f'plan={quoted(following.fleet.name)},version="{following.version}"'
     return render("live_metrics.txt", following=following, of_servers=of_servers, sample=sample, plan=plan)
 
 
