@@ -157,7 +157,7 @@ def trace_of_requests(
     full = requests.with_row_index("row").filter(pl.col("input_tokens") > 0, pl.col("output_tokens") > 0)
     kept = full.sort("time_s", maintain_order=True)
     low, high = _without_strays(kept["time_s"].to_numpy())
-    said = (*said, *_far(pl.concat([kept[:low], kept[high:]]), start_s))
+    said = (*said, *_far(pl.concat([kept[:low], kept[high:]]), start_s), *_set_back(full))
     kept = kept[low:high]
     column = {each.name: each.to_numpy() for each in kept if each.dtype.is_numeric()}
     time_s = column["time_s"] - column["time_s"][:1]
@@ -200,6 +200,16 @@ def _far(strays: pl.DataFrame, start_s: float) -> list[str]:
     day = datetime.fromtimestamp(min(max(time_s, 0.0), LATEST_S), UTC)
     far = f"far in time from all others: {line}{day:%Y-%m-%d}{' …' * (len(strays) > 1)}"
     return [f"left out {counted(len(strays), 'request')} {far}"]
+
+
+def _set_back(rows: pl.DataFrame) -> list[str]:
+    """A note if times, in the order of lines, go back by an hour and in no other way; else empty."""
+    steps_s = np.diff(rows["time_s"].to_numpy())
+    back = np.flatnonzero(steps_s < -600.0)
+    if not len(back) or not ((steps_s[back] > -3601.0) & (steps_s[back] < -3300.0)).all():
+        return []
+    where = f" at line {rows['line'][int(back[0]) + 1]:,}" * ("line" in rows.columns)
+    return [f"times go back by an hour{where}, as clocks do when summer time ends: that hour counts twice; log UTC"]
 
 
 def _ranks(names: Sequence[str], owner: IntArray, rank: IntArray | None) -> tuple[int, ...] | None:
