@@ -87,7 +87,11 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
                     raise IncompatibleError("Nobody answered: --yes makes the changes without asking.") from None
                 raise
         failed = apply(acting, changes, f"{plan.workload.name}: {plan.goal}")
-    said = [*failed, f"{len(failed)} of {counted(len(steps), 'step')} failed."]
+    all_steps, faults = counted(len(steps), "step"), counted(len(failed), "failure")
+    said = [
+        *failed,
+        f"{faults} in {all_steps}: the same command goes on from here." if failed else f"{all_steps} done.",
+    ]
     out.result({"steps": steps, "failed": failed}, lambda: said)
     for each in failed if out.quiet else ():
         note(each)

@@ -58,6 +58,11 @@ def test_what_went_wrong_is_said_without_a_terminal_and_quietly(
     assert "Nobody answered: --yes makes the changes" in capsys.readouterr().err
     assert run([*words, "--yes", "--quiet"]) == 3
     assert "packer: load 'a1' on gpu-0: gpu-0: /v1/load_lora_adapter: HTTP 400" in capsys.readouterr().err
+    assert run([*words, "--yes"]) == 3
+    assert "1 failure in 2 steps: the same command goes on" in capsys.readouterr().out, "its route is not made either"
+    servers[0].faults = []
+    assert run([*words, "--yes"]) == 0
+    assert "2 steps done." in capsys.readouterr().out
 
 
 def test_the_router_is_told_of_adapters_that_need_not_move(
