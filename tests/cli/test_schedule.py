@@ -104,7 +104,7 @@ def test_routes_of_each_period_name_its_servers() -> None:
 def test_a_day_may_begin_at_any_hour(capsys: pytest.CaptureFixture[str]) -> None:
     """Cron triggers, routing tables and the JSON follow the times of the columns, also where these pass midnight."""
     times = [f"{hour % 24:02d}:00" for hour in range(13, 37, 2)]
-    rates = ["3" if time == "23:00" else "0.02" for time in times]
+    rates = ["1.5" if time == "23:00" else "0.02" for time in times]
     rows = [["adapter", *times], *([f"a{i}", *rates] for i in range(30))]
     Path("day.csv").write_text("".join(",".join(row) + "\n" for row in rows))
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--margin", "0", "--startup", "120", "--replay"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import packer
-from packer import Adapter, Slo, Workload
+from packer import Adapter, Lengths, Slo, Workload
 from packer.plan import Plan, Status
 from packer.planning.recommend import recommend
 from packer.profile import Profile
@@ -22,7 +22,8 @@ def server() -> Profile:
 @pytest.fixture(scope="module")
 def fleet() -> Workload:
     """Sixty adapters that fill two servers."""
-    return Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.5) for k in range(60)])
+    lengths = Lengths.constant(500), Lengths.constant(460)
+    return Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.2) for k in range(60)], *lengths)
 
 
 @pytest.fixture(scope="module")
