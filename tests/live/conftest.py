@@ -20,6 +20,7 @@ from packer.live.launch import Launch
 from packer.live.server import LiveServer
 from packer.profile import GpuSpec, LatencySpec, MemorySpec, ModelSpec, Profile
 from packer.workload import Workload
+from tests.live.forks import Clients
 from tests.live.loads import SLOTS
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -33,6 +34,19 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "POLL_S", 0.02)
     # Here the heap is that of all tests: looking through it takes longer than a short run.
     monkeypatch.setattr(client, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
+
+
+@pytest.fixture(scope="session")
+def _clients() -> Iterator[Clients]:
+    with Clients() as clients:
+        yield clients
+
+
+@pytest.fixture(autouse=True)
+def _forked_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of long files are copies of a process; tests/live/test_load.py starts real ones."""
+    if request.path.stem in ("test_campaign", "test_validate"):
+        monkeypatch.setattr(load_module, "_started", request.getfixturevalue("_clients").start)
 
 
 @pytest.fixture(scope="session")
