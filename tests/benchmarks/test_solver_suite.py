@@ -49,7 +49,7 @@ def test_a_fleet_is_the_same_every_time(suite: ModuleType) -> None:
 def test_a_run_is_continued_not_repeated(root: Path, tmp_path: Path) -> None:
     """A second call with the same results file finds everything done; the summary reads what was written."""
     folder, results = root / "benchmarks" / "solvers", tmp_path / "results.jsonl"
-    options = ["--predictor", "twin", "--time-limit", "5", "--only", "llama-16-low-rank-8"]
+    options = ["--predictor", "tree", "--time-limit", "5", "--only", "llama-16-low-rank-8"]
     options += ["--solvers", "greedy-paper", "greedy"]
     command = [sys.executable, str(folder / "run.py"), *options, "--results", str(results)]
     subprocess.run(command, check=True, capture_output=True)
