@@ -57,7 +57,7 @@ def _kinds(plan: packer.Plan) -> Table:
     models = ["model"] * any(row["model"] for row in plan.kinds)
     rows = []
     for row in plan.kinds:
-        goal = "kept" if row["holds"] else "broken"
+        goal = ("kept" if row["holds"] else "broken") + " ←" * row.get("chosen", False)
         cells = [row["kinds"], row["gpus"], money(row["price_per_hour"]), goal]
         rows.append([*(row[name] or "–" for name in models), *cells])
     columns = [*models, "kinds", "GPUs", "price/h", "latency goal"]

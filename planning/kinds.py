@@ -246,7 +246,7 @@ def _merged(
             ]
         ),
         frontier=(),
-        kinds=tuple(option.to_dict() for option in options),
+        kinds=tuple(option.to_dict() | {"chosen": any(option is each for _, each in chosen)} for option in options),
         estimate_band=first.estimate_band if len(plans) == 1 else {},
         within_goal={},
         statistics={},

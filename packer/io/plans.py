@@ -77,6 +77,7 @@ class OptionTable(FileTable):
     gpus: int
     price_per_hour: float | None = None
     holds: bool
+    chosen: bool = False
 
 
 class EndTable(FileTable):

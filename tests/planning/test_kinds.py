@@ -85,9 +85,10 @@ def test_each_model_gets_the_cheapest_kind_that_keeps_the_goal(two_models: Plan)
 
 
 def test_kinds_of_one_name_are_told_apart() -> None:
-    """Profiles that differ in price alone, as reserved and on-demand GPUs, have a number after their name."""
+    """Profiles that differ in price alone, as reserved and on-demand GPUs, have a number, and the one taken a mark."""
     found = recommend(fleet(2, (None,)), [priced(LLAMA, 3.0), priced(LLAMA, 2.0)], margin=0.05, verify=False)
     told = [(row["kinds"], row["price_per_hour"]) for row in found.kinds]
+    assert [row["chosen"] for row in found.kinds] == [False, True]
     assert told == [(LLAMA.name, 3.0), (f"{LLAMA.name} (2)", 2.0)]
     again = recommend(found.workload, priced(LLAMA, 2.0), margin=0.05, verify=False, old_plan=found)
     assert again.moves == Moves((), (0,))  # its server is of this kind, whatever the number

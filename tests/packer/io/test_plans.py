@@ -60,7 +60,7 @@ def plan(toy_plan: Callable[..., Plan]) -> Plan:
         limits={"mean_itl_ms": 100.0},
         decision="2 GPUs hold.",
         frontier=(POINT,),
-        kinds=({"model": None, "kinds": "H100", "gpus": 2, "price_per_hour": 5.0, "holds": True},),
+        kinds=({"model": None, "kinds": "H100", "gpus": 2, "price_per_hour": 5.0, "holds": True, "chosen": True},),
         estimate_band={end: {"capacity": 1.0, "gpus": 3, "objective_value": None} for end in ("most", "fewest")},
         within_goal={"objective": "slo", "gpus": 3},
         evaluated_s=60.0,
