@@ -13,7 +13,7 @@ from packer.errors import ValidationError
 from packer.io.frames import pl
 from packer.lengths import Lengths
 from packer.traces.bursts import measure_arrivals
-from packer.traces.prefixes import Shared, first_turns, measured_prefixes
+from packer.traces.prefixes import Shared, measured_prefixes
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
@@ -43,9 +43,8 @@ def measure_workload(
     counts = np.bincount(trace.adapter, minlength=n)
     inputs = _lengths(trace.adapter, trace.input_tokens, counts)
     outputs = _lengths(trace.adapter, trace.output_tokens, counts)
-    shared = None if replay else measured_prefixes(trace, inputs)
-    met = trace if shared is None else first_turns(trace)
-    shared = shared or [Shared(lengths, 0, None) for lengths in inputs]
+    found = None if replay else measured_prefixes(trace, inputs)
+    shared, met = found or ([Shared(lengths, 0, None) for lengths in inputs], trace)
     adapters = [
         Adapter(
             trace.names[k], trace.ranks[k], float(counts[k]) / span, shared[k].input_tokens, outputs[k],

@@ -97,9 +97,10 @@ class Shared:
     sessions: Sessions | None
 
 
-def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] | None:
-    """What requests of each adapter share, from a trace's sessions, blocks and cached tokens; None if it has none.
-    `inputs`: lengths of all prompts of each adapter. The mean prompt length of the trace is preserved."""
+def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> tuple[list[Shared], Trace] | None:
+    """What requests of each adapter share, from a trace's sessions, blocks and cached tokens, and the first request of
+    each session, whose time is the arrival of a user; None if it has none. `inputs`: lengths of all prompts of each
+    adapter. The mean prompt length of the trace is preserved."""
     cached, session = trace.cached_tokens, trace.sessions
     assert trace.adapter is not None
     if trace.blocks is not None:
@@ -126,15 +127,7 @@ def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> list[Shared] |
         wanted = 0.0 if cached is None else float(cached[chosen].mean()) / BLOCK_TOKENS
         prefix = BLOCK_TOKENS * _nearest(_own_blocks(lengths), wanted) if wanted else 0
         shared.append(Shared(lengths, prefix, sessions))
-    return shared
-
-
-def first_turns(trace: Trace) -> Trace:
-    """The first request of each session, whose time is the arrival of a user; all requests if there are no sessions."""
-    session = trace.sessions
-    if session is None and trace.blocks is not None:
-        session = conversations(trace)[0]
-    return trace if session is None else trace.take(np.flatnonzero(_turns(trace, session).first))
+    return shared, trace.take(np.flatnonzero(turns.first))
 
 
 def _spread(trace: Trace, rows: Sequence[IntArray], first: BoolArray) -> float:

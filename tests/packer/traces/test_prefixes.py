@@ -16,6 +16,7 @@ from packer.blocks import Blocks
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.sessions import Sessions
+from packer.traces import prefixes
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload
 from packer.traces.prefixes import common_groups, conversations, with_hit_rate
@@ -71,6 +72,14 @@ def test_sessions_are_measured(known: str) -> None:
         assert own.think_s == pytest.approx(20.0, rel=0.08)
         assert own.turn_tokens == pytest.approx(60.0, rel=0.35)
     assert set(found.shared_prefix_tokens.tolist()) == ({96} if known == "blocks" else {0})
+
+
+def test_conversations_are_sought_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bursts are measured on the first turns that sessions are measured with: all blocks are compared one time."""
+    trace, sought = replace(_drawn(FLEET, 200.0), sessions=None), []
+    monkeypatch.setattr(prefixes, "conversations", lambda each: sought.append(each) or conversations(each))
+    measure_workload(trace)
+    assert len(sought) == 1
 
 
 def test_hits_and_conversations_are_those_of_every_block() -> None:
