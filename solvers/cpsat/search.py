@@ -56,7 +56,7 @@ class NeighbourhoodSearch:
         self.emptied: Bin | None = None
 
     def run(self, work: float) -> tuple[Bin, ...]:
-        """The best plan once `work` is done, the time is up, or no step has helped for long."""
+        """The best plan once `work` is done, the time is up, or no step has found a better plan for long."""
         idle = 0
         while len(self.state.bins) > 1 and idle < _PATIENCE and self.work < work:
             if self.problem.out_of_time():
@@ -69,7 +69,7 @@ class NeighbourhoodSearch:
                 break
             before = self.state
             self._step(idle)
-            idle = idle + 1 if self.state is before else 0
+            idle = 0 if self.state.key < before.key else idle + 1
             self.problem.progress(f"cpsat: {len(self.best.bins)} servers", self.neighbourhoods, 0)
         return self.best.bins
 

@@ -162,3 +162,19 @@ def test_the_public_call_takes_it() -> None:
     assert (plan.solver, plan.statistics["first"]) == ("cpsat", "greedy")
     assert sorted(i for item in plan.bins for i in item.adapters) == list(range(12))
     assert all(isinstance(item, Bin) for item in plan.bins)
+
+
+def test_steps_that_only_move_adapters_are_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search whose steps find plans that are no better ends as one whose steps find none."""
+    steps: list[int] = []
+
+    def step(search: NeighbourhoodSearch, idle: int) -> None:
+        search.state = replace(search.state)
+        steps.append(idle)
+        assert steps == list(range(len(steps)))
+
+    monkeypatch.setattr(NeighbourhoodSearch, "_step", step)
+    monkeypatch.setattr(NeighbourhoodSearch, "_full", lambda _search: False)
+    posed = problem(random_fleet(40, seed=5, rates=(1.6, 0.9)))
+    NeighbourhoodSearch(posed, start(posed, "greedy").bins).run(1.0)
+    assert steps
