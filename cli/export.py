@@ -13,7 +13,7 @@ from packer.cli.streams import results
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError
 from packer.export.formats import FORMATS, Format, export_plan, output_paths
-from packer.io.files import make_folder, write_text
+from packer.io.files import write_all
 from packer.plan import Plan, Status
 from packer.words import counted, listed, plural
 
@@ -99,15 +99,14 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     for path in paths:
         check_distinct(path)
     _say(plan, target, out)
-    for path in [path for path, name in paths.items() if name not in files]:
-        del paths[path]
-        if path.exists():
-            path.unlink()
-            out.note(f"removed {path}: the plan has no adapters to load")
-    for path, name in paths.items():
-        make_folder(path.parent)
-        write_text(path, files[name], force=out.force)
+    stale = [path for path, name in paths.items() if name not in files]
+    paths = {path: name for path, name in paths.items() if name in files}
+    write_all({str(path): files[name] for path, name in paths.items()}, force=out.force)
+    for path in paths:
         out.note(f"wrote {path}")
+    for path in (each for each in stale if each.exists()):
+        path.unlink()
+        out.note(f"removed {path}: the plan has no adapters to load")
     if out.as_json:
         print_json({"format": target.format_name, "files": files})
     elif target.output is None:

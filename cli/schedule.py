@@ -17,7 +17,7 @@ from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
-from packer.io.files import make_folder, write_text
+from packer.io.files import make_folder, write_all, write_text
 from packer.times import DAY_S, HOUR_S
 from packer.words import counted, money, number
 
@@ -160,13 +160,14 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
         text = scaled_objects(names, **times, timezone=timezone)
         write_text(keda_path, text, force=out.force)
     if routes_path is not None:
+        tables = {}
         for each in found.periods:
             begin_s = each.start_s % DAY_S if day_s <= DAY_S else each.start_s
             begin = f"{int(begin_s // 3600):02d}{int(begin_s // 60) % 60:02d}"
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
-                write_text(path := os.path.join(routes_path, f"{begin}-{name}"), text, force=out.force)
-                former.discard(path)
-        for path in sorted(former):
+                tables[os.path.join(routes_path, f"{begin}-{name}")] = text
+        write_all(tables, force=out.force)
+        for path in sorted(former - tables.keys()):
             os.unlink(path)
             out.note(f"removed {path}, of a former schedule")
     write_json(data, results.output)

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -140,6 +140,8 @@ def atomic_path(path: str | os.PathLike[str], *, force: bool = True) -> Iterator
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, target)
+    except OutputError:
+        raise
     except OSError as error:
         raise OutputError(f"{target}: can't be written: {error}.") from None
     finally:
@@ -164,6 +166,14 @@ def claimed(folder: Path) -> Iterator[Path]:
         except OSError as error:
             raise OutputError(f"{folder}: can't be written: {error}.") from None
         yield folder
+
+
+def write_all(texts: Mapping[str, str], *, force: bool = True) -> None:
+    """Write text files by path, and their folders: all of the files, or none if one of them does not fit there."""
+    with ExitStack() as writes:
+        for path, text in texts.items():
+            make_folder(os.path.dirname(path) or ".")
+            writes.enter_context(atomic_path(path, force=force)).write_bytes(text.encode())
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, force: bool = True) -> None:

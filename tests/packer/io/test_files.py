@@ -11,7 +11,25 @@ import pytest
 
 from packer.errors import FileFormatError, OutputError
 from packer.io import files
-from packer.io.files import atomic_path, check_writable, read_bytes, read_text, write_text
+from packer.io.files import atomic_path, check_writable, read_bytes, read_text, write_all, write_text
+
+
+def test_files_that_belong_together_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is full before the last of them, all stay as they were, and the error names one that failed."""
+    paths = [str(tmp_path / name) for name in ("a", "own/b", "c")]
+    write_all(dict.fromkeys(paths, "old"))
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if data == b"long":
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutputError, match=r"^\S+/own/b: can't be written: \[Errno 28\] No space left on device\.$"):
+        write_all(dict(zip(paths, ("new", "long", "new"), strict=True)))
+    assert [Path(path).read_text() for path in paths] == ["old"] * 3
+    assert {each.name for each in tmp_path.rglob("*")} == {"a", "own", "b", "c"}
 
 
 def test_gzip_is_told_by_content(tmp_path: Path) -> None:
