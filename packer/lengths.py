@@ -175,7 +175,11 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     tables: list[FloatArray] = []
     numbers: dict[int, int] = {}
     scale, place = np.ones(len(lengths)), np.full(len(lengths), -1)
-    for k in np.flatnonzero(~np.array(curved)).tolist():
+    plain = np.flatnonzero(~np.array(curved)).tolist()
+    for i, k in enumerate(plain):
+        if i % _TABLES == 0:
+            some_cvs = (lengths[j].cv for j in plain[i : i + _TABLES] if lengths[j].kind == "gamma")
+            _make_tables({cv for cv in some_cvs if cv > 0.0})
         table, scale[k] = _table(lengths[k])
         place[k] = numbers.setdefault(id(table), len(tables))
         tables += [table] if place[k] == len(tables) else []

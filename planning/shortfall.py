@@ -9,6 +9,7 @@ import numpy as np
 
 from packer.arrays import Float32Array
 from packer.bin import Bin
+from packer.lengths import each_at_normal
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour, KeptHours
@@ -160,6 +161,7 @@ def _longest(fleet: Workload) -> int:
     trace = fleet.arrivals.trace
     if trace is not None:
         return int((trace.input_tokens + trace.output_tokens).max(initial=0))
-    long = np.full(1, LONG)
     pairs, _ = length_pairs(fleet)
-    return max(int(first.at_normal(long)[0] + second.at_normal(long)[0]) for first, second in pairs)
+    each, long = np.arange(len(pairs)), np.full(len(pairs), LONG)
+    inputs, outputs = (each_at_normal(lengths, each, long) for lengths in zip(*pairs, strict=True))
+    return int((inputs + outputs).max())
