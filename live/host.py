@@ -115,6 +115,8 @@ class RunningServer:
         status, text = get(self.where, path, total_s, body)
         if status != 200:
             said = self.where.said(status, text) if status else self.where.masked(text)
+            if said == "HTTP 404: Not Found" and path.endswith("_lora_adapter"):
+                said += ": it was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             raise LiveError(f"{self.name}: {path}: {masked(said)[:ERROR_TEXT].strip().rstrip('.')}.")
         return text
 

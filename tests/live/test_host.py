@@ -20,3 +20,15 @@ def test_a_long_error_shows_no_part_of_the_key(before: int, status: int, monkeyp
     with pytest.raises(LiveError) as caught:
         server.metrics()
     assert "s" not in str(caught.value).partition("/metrics:")[2]
+
+
+def test_a_server_that_takes_no_adapters_is_told_from_one_without_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has no route for loads unless a variable says so; with it, 404 is about the adapter's files."""
+    answers = {"/v1/models": (200, '{"data": []}'), "/v1/load_lora_adapter": (404, '{"detail":"Not Found"}')}
+    monkeypatch.setattr(host, "get", lambda _where, path, *_: answers[path])
+    server = host.RunningServer(Host("http://h", "gpu-0"), Address("http://h"), StepLimits())
+    with pytest.raises(LiveError, match="HTTP 404: Not Found: it was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        server.load("a", "/a")
+    answers["/v1/load_lora_adapter"] = (404, '{"error": {"message": "No adapter found for /a"}}')
+    with pytest.raises(LiveError, match=r"HTTP 404: No adapter found for /a\.$"):
+        server.load("a", "/a")
