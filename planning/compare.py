@@ -145,30 +145,25 @@ class Comparison:
         done = 0
         for fleet in self.fleets():
             for predictor in self.predictors:
-                count = cache(partial(self._fewest, fleet, predictor))
+                common = {"predictor": predictor, "seed": self.seed, "verify": False, **self.options}
+                solved = cache(partial(solve, fleet, self.profile, **common))  # `greedy` may be one of the solvers
                 for objective in self.objectives:
                     for solver in self.solvers:
                         progress(f"{solver} ({len(fleet)} adapters)", done, len(self))
-                        yield self._one(fleet, objective, solver, predictor, count)
+                        yield self._one(fleet, objective, solver, predictor, solved)
                         done += 1
 
-    def _fewest(self, fleet: Workload, predictor: str) -> int:
-        """How many GPUs `greedy` needs."""
-        common: dict[str, Any] = {"predictor": predictor, "seed": self.seed, "verify": False, **self.options}
-        return max(1, solve(fleet, self.profile, solver="greedy", **common).n_gpus)
-
-    def _one(self, fleet: Workload, objective: str, solver: str, predictor: str, count: Callable[[], int]) -> Result:
+    def _one(self, fleet: Workload, objective: str, solver: str, predictor: str, solved: Callable[..., Plan]) -> Result:
         spreads = getattr(registry.load("solver", solver), "spreads", False)
         result = Result(len(fleet), objective, solver, predictor)
         try:
             goal = load_objective(objective)
-            gpus = count() if self.max_gpus is None and (goal.fixed_gpus or spreads) else self.max_gpus
+            gpus = self.max_gpus
+            if gpus is None and (goal.fixed_gpus or spreads):
+                gpus = max(1, solved("gpus", solver="greedy", max_gpus=None).n_gpus)
             # A solver that chooses the number of GPUs minimises it; its latency is compared all the same.
-            aim = goal if spreads or not goal.fixed_gpus else load_objective("gpus")
-            plan = solve(
-                fleet, self.profile, aim, solver=solver, predictor=predictor, max_gpus=gpus, seed=self.seed,
-                verify=False, **self.options,
-            )  # fmt: skip
+            aim = objective if spreads or not goal.fixed_gpus else "gpus"
+            plan = solved(aim, solver=solver, max_gpus=gpus)
         except (ModelError, VerificationError) as error:
             # A failed combination must not end the comparison.
             return replace(result, failed=str(error))

@@ -62,6 +62,15 @@ def test_a_solver_that_chooses_the_number_of_gpus_is_compared_by_its_latency(toy
     assert all(row.reference is not None and row.reference.mean_ttft_ms > 0 for row in rows)
 
 
+def test_a_plan_by_greedy_is_made_once(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number of GPUs, which solvers that spread get, is that of its own row."""
+    made: list[str] = []
+    monkeypatch.setattr(compare, "solve", lambda *given, **more: made.append(more["solver"]) or solve(*given, **more))
+    rows = list(Comparison(FLEET, toy_profile, ("spread", "greedy", "random")).run())
+    assert [row.outcome for row in rows] == ["ok", "ok", "ok"]
+    assert made == ["greedy", "spread", "random"]
+
+
 def test_queues_of_minutes_are_not_ok() -> None:
     """A plan that serves its load with a TTFT far beyond the fleet's limit is marked, one within it is not."""
     profile = small_profile()
