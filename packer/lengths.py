@@ -25,8 +25,9 @@ _SMALL_SHIFT = 0.002
 _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
-_TABLES = 512  # Largest number of quantile tables that are concatenated at once, or cached: 16 MB.
-_GAMMA: dict[float, FloatArray] = {}  # Quantiles of gamma distributions with mean 1, by cv; at most `_TABLES` entries.
+_TABLES = 512  # Largest number of quantile tables that are made or concatenated at once: 16 MB.
+_KEPT = 4096  # Largest number of tables that are cached, for fleets of a log, whose adapters have own cvs: 128 MB.
+_GAMMA: dict[float, FloatArray] = {}  # Quantiles of gamma distributions with mean 1, by cv; at most `_KEPT` entries.
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,6 @@ def _make_tables(cvs: set[float]) -> None:
     """Add tables for these cvs, and drop the oldest ones. Many tables at once take as long as a few."""
     new = sorted(cvs - _GAMMA.keys())[:_TABLES]
     made = dict(zip(new, unit_gamma(1.0 / np.array(new) ** 2, _Z_GRID), strict=True)) if new else {}
-    for old in list(_GAMMA)[: max(0, len(_GAMMA) + len(new) - _TABLES)]:
+    for old in list(_GAMMA)[: max(0, len(_GAMMA) + len(new) - _KEPT)]:
         _GAMMA.pop(old, None)
     _GAMMA.update(made)
