@@ -74,10 +74,11 @@ def first_free_s(client: Client) -> float:
 
 
 @njit(**CALLED)
-def see_ends(c: Any, now_s: float) -> None:
-    """Free the places of requests that ended in steps until `now_s`; no place becomes free before `now_s`."""
+def see_ends(c: Any, first: int, last: int, now_s: float) -> None:
+    """Free the places of requests that ended in steps until `now_s`, on servers from `first` to before `last`; no place
+    becomes free before `now_s`."""
     client = c.client
-    for s in range(c.wake_s.size):
+    for s in range(first, last):
         server = c.servers[s]
         ended = server.taken - server.running - server.waiting - server.pending_count
         for _ in range(ended - client.ended[s]):

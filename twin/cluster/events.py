@@ -98,9 +98,15 @@ def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -
             run_all_until(c, at_s, engines)
             if not receive(c, way, at_s):
                 return False
+    if is_closed(c.client):
+        for s in range(c.wake_s.size):
+            while c.wake_s[s] < until_s:  # the client sees the ends of each step, whatever the next ones stream
+                at_s = c.wake_s[s]
+                run_until(c, s, min(np.nextafter(at_s, math.inf), until_s), engines)
+                see_ends(c, s, s + 1, at_s)
     run_all_until(c, until_s, engines)
     if is_closed(c.client):
-        see_ends(c, until_s)
+        see_ends(c, 0, c.wake_s.size, until_s)
     return True
 
 
@@ -207,8 +213,7 @@ def set_out_s(c: Servers, r: int, now_s: float, end_s: float, engines: Engines) 
         return math.inf
     if own_s > now_s:
         now_s = own_s
-        pass_on(c, None, now_s, engines)
-    see_ends(c, now_s)
+    pass_on(c, None, now_s, engines)
     while first_free_s(c.client) > now_s:
         # Steps that start now see no request that is sent later.
         now_s = min(first_free_s(c.client), next_change_s(c, None, now_s, engines))

@@ -52,7 +52,7 @@ def loop_of(engines: tuple[EngineKernels, ...], hooks: tuple[tuple[str, Any], ..
     if engines:
         run_until = _variant(run_until, ENTERED, run_other=chain)
         run_all_until = _variant(events.run_all_until, CALLED, run_until=run_until)
-        pass_on = _variant(pass_on, run_all_until=run_all_until)
+        pass_on = _variant(pass_on, run_all_until=run_all_until, run_until=run_until)
         waiting = _variant(waiting, INLINED, run_all_until=run_all_until)
         due = _variant(due, INLINED, pass_on=pass_on, next_change_s=waiting)
     route, choose, own = events.route, events.choose, dict(hooks)

@@ -135,6 +135,19 @@ def test_paced_requests_wait_for_a_place_and_no_longer(case: Callable[..., Any],
     assert bool((sent[left:] >= trace.time_s[left : len(sent)]).all())
 
 
+@pytest.mark.parametrize("router", ["most-idle", "round-robin"])
+def test_a_request_waits_for_no_scrape_that_began_after_its_place_was_free(router: str) -> None:
+    """A scrape of /metrics holds back tokens that come out meanwhile, not the end that a client has seen before."""
+    known = _server("0.32.0")
+    front = replace(known.frontend, scrape_interval_s=1.0, scrape_base_ms=400.0)
+    profile = replace(known, frontend=front)
+    one = simulate(FLEET, profile, max_loras=4, max_lora_rank=16, duration_s=60.0, concurrency=20, paced=True)
+    cluster = Cluster.of(profile, 1, max_loras=4, max_lora_rank=16)
+    run = simulate_cluster(FLEET, cluster, router=router, duration_s=60.0, concurrency=20, paced=True)
+    assert run.raw.requests.time_s[: len(one.raw.first_s)].tolist() == one.raw.requests.time_s.tolist()
+    np.testing.assert_array_equal(run.raw.finish_s[: len(one.raw.first_s)], one.raw.finish_s)
+
+
 @pytest.mark.parametrize("client", [{"max_outstanding": 2}, {"concurrency": 2, "paced": True}])
 def test_requests_that_get_no_server_count_as_cut(client: dict[str, Any]) -> None:
     """A server cuts requests to its longest; so counts the load of those that a client refuses or holds back."""
