@@ -86,7 +86,10 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
     Raises `FileFormatError`: the file can't be read, or a value in it breaks a rule; names the key.
     """
-    file = parse(ClusterFile, parse_toml(read_text(path)))
+    text = read_text(path)
+    if text.lstrip().startswith("{"):
+        raise FileFormatError("expected a cluster in TOML, or a plan with n_gpus and solver, got other JSON.")
+    file = parse(ClusterFile, parse_toml(text))
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     count = sum(node.count * len(node.servers) for node in file.nodes)
     if count > MOST_SERVERS:
