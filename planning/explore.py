@@ -24,7 +24,7 @@ from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
-from packer.planning.splits import EVENER, SLOTS, even_after_loss, even_splits, most_even
+from packer.planning.splits import EVENER, SLOTS, even_after_loss, even_in_time, even_splits, most_even
 from packer.planning.starving import PlannedHours
 from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
@@ -303,13 +303,13 @@ class Frontier(Clock, Conditions):
 
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
         """Yield the solvers' plans, a plan with the parts of hot adapters on servers of their own, even splits, splits
-        by rank, and plans with a part of every adapter on each server. Wide fleets get the splits alone, or the most
-        even one if no split keeps the limits.
+        by rank or by time, and plans with a part of every adapter on each server. Wide fleets get even splits and those
+        by rank alone, or the most even one if no split keeps the limits.
 
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
-        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus)
+        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), self._even_in_time(n_gpus)
         found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
@@ -342,6 +342,11 @@ class Frontier(Clock, Conditions):
             elif not self.kept.all_count or kept.holds_one(tried):
                 self._slots = tried.max_loras
                 yield with_most_slots(bins, tried.max_loras)
+
+    def _even_in_time(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """The split of `even_in_time`, with several servers and none to spare."""
+        parts, several = self.parts.spread_over(n_gpus, self.max_replicas), n_gpus > 1 and not self.spare
+        return map(parts.joined, even_in_time(parts.fleet, self.profile, n_gpus) if several else ())
 
     def _any_splits(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Splits that may keep the limits; if there are none, the most even one with the last good split's slots."""

@@ -47,6 +47,15 @@ def most_even(fleet: Workload, profile: Profile, n: int, slots: int) -> list[Bin
     return min(splits, key=lambda bins: _fullest([item.adapters for item in bins], loads), default=None)
 
 
+def even_in_time(fleet: Workload, profile: Profile, n: int) -> Iterator[list[Bin]]:
+    """Yield a split over `n` servers that need about the same engine time, which differs by token where adapters have
+    different lengths; none for equal lengths, or for fewer adapters than servers."""
+    if len(fleet) >= n and len({(each.input_tokens, each.output_tokens) for each in fleet.adapters}) > 1:
+        work_s = engine_s(fleet)(profile).max(axis=0)
+        parts = exchanged(levelled(np.argsort(-work_s, kind="stable"), work_s, n), work_s)
+        yield from [[server_of(fleet, profile, part, SLOTS) for part in parts]] if all(parts) else []
+
+
 def even_after_loss(fleet: Workload, profile: Profile, n: int, seed: int) -> Iterator[list[Bin]]:
     """Yield a split over `n` servers of one slot, none for fewer adapters: the fullest server after the loss of any one
     needs little engine time. Each adapter of the lost server goes to the one with the least load (`packer.failover`).

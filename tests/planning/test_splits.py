@@ -8,11 +8,13 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.failover import without_server
+from packer.lengths import Lengths
 from packer.planning.explore import WIDE, Frontier
 from packer.planning.kept import Hour
 from packer.planning.recommend import Deployment
-from packer.planning.splits import SLOTS, even_after_loss, even_splits
+from packer.planning.splits import SLOTS, even_after_loss, even_in_time, even_splits
 from packer.profile import Profile
+from packer.solvers.backbone import engine_s
 from packer.solvers.candidates import most_slots_of
 from packer.solvers.order import exchanged
 from packer.workload import Workload
@@ -23,6 +25,17 @@ def wide_fleet(n: int, rate: float) -> Workload:
     rng = np.random.default_rng(n)
     rates = rng.lognormal(np.log(rate), 1.0, n)
     return Workload([Adapter(f"a{i}", int(rng.choice((8, 32))), float(x)) for i, x in enumerate(rates)])
+
+
+def test_a_split_that_is_even_in_time(server: Profile) -> None:
+    """Tokens of prompts take less time than those of answers: servers with equal loads would need different times."""
+    prompts, answers = (Lengths.constant(2000), Lengths.constant(20)), (Lengths.constant(20), Lengths.constant(500))
+    fleet = Workload([Adapter(f"a{k}", 8, 0.1 + 0.01 * k, *(answers if k % 3 else prompts)) for k in range(40)])
+    (bins,) = even_in_time(fleet, server, 3)
+    assert sorted(i for item in bins for i in item.adapters) == list(range(40))
+    times = [float(engine_s(fleet)(server).max(axis=0)[list(item.adapters)].sum()) for item in bins]
+    assert max(times) < 1.05 * min(times)
+    assert not list(even_in_time(wide_fleet(40, 0.1), server, 3))
 
 
 def test_a_split_that_is_even_after_a_loss(server: Profile) -> None:
