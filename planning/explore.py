@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from packer import checks
@@ -309,7 +309,9 @@ class Frontier(Clock, Conditions):
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
-        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), self._even_in_time(n_gpus)
+        few = islice(self._spreads(n_gpus), 1)
+        in_time = (map(parts.joined, even_in_time(parts.fleet, self.profile, n_gpus)) for parts in few)
+        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), chain.from_iterable(in_time)
         found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
@@ -324,40 +326,40 @@ class Frontier(Clock, Conditions):
         parts = {} if self.spare else self.parts.parts
         return hot_alone(self.workload, self.profile, parts, n_gpus, self.max_replicas, self.placed)
 
+    def _spreads(self, n_gpus: int) -> Iterator[Replicas]:
+        """Yield the parts of hot adapters in even splits: as many as their load takes, then one for each server."""
+        if n_gpus > 1 and not self.spare:
+            yield (few := self.parts.spread_over(n_gpus, self.max_replicas))
+            each = self.parts.spread_over(n_gpus, self.max_replicas, on_each=True)
+            yield from [] if each.parts == few.parts else [each]
+
     def _even(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Even splits whose most loaded server keeps its limits; all servers get the slots that suit that server."""
-        parts, kept = self.parts.spread_over(n_gpus, self.max_replicas), self.kept
-        several, lost = n_gpus > 1 and not self.spare, math.inf
-        for split in even_splits(parts.fleet, self.profile, n_gpus, self._slots) if several else ():
-            bins = parts.joined(split)
-            most = max(item.offered_tok_s(self.workload) for item in bins)
-            # A split that is hardly more even than one that failed by far would fail as well.
-            if most > (1.0 - EVENER) * lost:
-                continue
-            tried, used = self.fullest(bins)
-            if self.over():
-                return
-            if self.kept.all_count and used > FAR:
-                lost = most
-            elif not self.kept.all_count or kept.holds_one(tried):
-                self._slots = tried.max_loras
-                yield with_most_slots(bins, tried.max_loras)
-
-    def _even_in_time(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
-        """The split of `even_in_time`, with several servers and none to spare."""
-        parts, several = self.parts.spread_over(n_gpus, self.max_replicas), n_gpus > 1 and not self.spare
-        return map(parts.joined, even_in_time(parts.fleet, self.profile, n_gpus) if several else ())
+        for parts in self._spreads(n_gpus):
+            lost = math.inf
+            for bins in map(parts.joined, even_splits(parts.fleet, self.profile, n_gpus, self._slots)):
+                most = max(item.offered_tok_s(self.workload) for item in bins)
+                # A split that is hardly more even than one that failed by far would fail as well.
+                if most > (1.0 - EVENER) * lost:
+                    continue
+                tried, used = self.fullest(bins)
+                if self.over():
+                    return
+                if self.kept.all_count and used > FAR:
+                    lost = most
+                elif not self.kept.all_count or self.kept.holds_one(tried):
+                    self._slots = tried.max_loras
+                    yield with_most_slots(bins, tried.max_loras)
 
     def _any_splits(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Splits that may keep the limits; if there are none, the most even one with the last good split's slots."""
-        none = True
-        for bins in self._splits(n_gpus):
-            none = False
-            yield bins
-        if none:
-            parts, several = self.parts.spread_over(n_gpus, self.max_replicas), n_gpus > 1 and not self.spare
-            even = most_even(parts.fleet, self.profile, n_gpus, self._slots) if several else None
-            yield from self._proposed(n_gpus) if even is None else [parts.joined(even)]
+        found = None
+        for found in self._splits(n_gpus):
+            yield found
+        if found is None:
+            few = islice(self._spreads(n_gpus), 1)
+            even = [(parts, most_even(parts.fleet, self.profile, n_gpus, self._slots)) for parts in few]
+            yield from [parts.joined(bins) for parts, bins in even if bins] or self._proposed(n_gpus)
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts; with a

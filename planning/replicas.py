@@ -212,9 +212,10 @@ class Replicas:
         """`fleet` in the form on which trees were trained: Poisson arrivals, and servers that train nothing."""
         return replace(self.fleet, arrivals=Arrivals(), fine_tuning=None)
 
-    def spread_over(self, n_gpus: int, allowed: int | None) -> Replicas:
-        """The same fleet with enough parts of each split adapter that none has more load than a GPU's fair share."""
-        parts = self._parts_on(n_gpus, allowed)
+    def spread_over(self, n_gpus: int, allowed: int | None, *, on_each: bool = False) -> Replicas:
+        """The same fleet with enough parts of each split adapter that none has more load than a GPU's fair share;
+        `on_each`: with one for each GPU, if so many are allowed."""
+        parts = self._parts_on(n_gpus, allowed, on_each=on_each)
         return self if parts == self.parts else Replicas(self.workload, parts)
 
     def most_gpus(self, allowed: int | None) -> int:
@@ -224,10 +225,10 @@ class Replicas:
             n += 1
         return n
 
-    def _parts_on(self, n_gpus: int, allowed: int | None) -> dict[int, int | None]:
+    def _parts_on(self, n_gpus: int, allowed: int | None, *, on_each: bool = False) -> dict[int, int | None]:
         loads = self.workload.offered_tok_s_by_adapter
         fair = float(loads.sum()) / n_gpus
-        wanted = {i: math.ceil(loads[i] / fair - 1e-9) for i in self.parts}
+        wanted = {i: n_gpus if on_each else math.ceil(loads[i] / fair - 1e-9) for i in self.parts}
         return {
             i: None if count is None else max(count, min(most_parts(count, allowed, 2), wanted[i]))
             for i, count in self.parts.items()

@@ -137,6 +137,19 @@ def test_a_fresh_hour_that_breaks_the_fullest_server_is_kept_before_a_plan_is_ma
     assert job.kept.holds(job.at(found).plan.bins)
 
 
+def test_each_server_of_a_wide_fleet_has_a_part_of_a_hot_adapter(server: Profile) -> None:
+    """Parts as large as a server's share leave nearly all other adapters to one server, which breaks its limits."""
+    fleet = Workload([Adapter("hot", 16, 50.0), *(Adapter(f"a{k}", 8, 20.0 / 410) for k in range(410))])
+    job = Frontier(fleet, server)
+    parts = job.parts.spread_over(4, None)
+    assert parts.parts == {0: 3}
+    for split in even_splits(parts.fleet, server, 4):
+        assert job.fullest(parts.joined(split))[1] > 1.0
+    bins = next(job._splits(4))
+    assert [item.adapters[0] for item in bins] == [0] * 4
+    assert job.kept.holds(bins)
+
+
 def test_where_no_split_holds_the_most_even_one_is_shown(server: Profile) -> None:
     """Its fullest server has no more load than that of any other split."""
     fleet = wide_fleet(6 * WIDE, 0.2)
