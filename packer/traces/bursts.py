@@ -27,7 +27,7 @@ LONGEST_SHARE = 0.1  # Longest time scale and lag, as a share of the trace: one 
 FEWEST_CELLS = 10  # Smallest number of cells of a window for which covariances are estimated.
 SIGNIFICANCE = 0.999
 OWN_CELL_S = 5.0  # Shortest time scale of adapters' own bursts, s: one adapter has too few requests for less.
-CLUMPED = 0.1  # Share of the sum of covariances from which requests that come in one cell count as bursts.
+CLUMPED = 0.1  # Share of the covariances, over all lags, from which requests that come in one cell are bursts.
 TREND_DEGREE = 2  # Degree of the polynomial for the trend inside a window: rise, peak or fall of a day's traffic.
 
 
@@ -91,8 +91,9 @@ def _product(fast: Bursts | None, slow: Bursts | None) -> Bursts | None:
     cv = min(float(f"{np.sqrt((1.0 + fast.cv**2) * (1.0 + slow.cv**2) - 1.0):.4g}"), 100.0)
     rho, covariance = gamma_covariances(cv)
     share = float(np.interp(slow.cv**2, covariance, rho))
-    parts = ((fast, 1.0 - share), (slow, share))
-    return Bursts(cv, tuple((scale_s, round(of * w, 6)) for each, of in parts for scale_s, w in each.scales))
+    own, other = dict(fast.scales), dict(slow.scales)
+    weight = {s: round((1.0 - share) * own.get(s, 0.0) + share * other.get(s, 0.0), 6) for s in own | other}
+    return Bursts(cv, tuple(each for each in weight.items() if each[1] > 0))
 
 
 def _factors(
@@ -113,7 +114,8 @@ def _factors(
     size = _row_cells(len(counts), cell_s, window_s)
     if size < FEWEST_CELLS:
         return None, None
-    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree, clumps=True)
+    lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
+    clumped = total[0] * cell_s > CLUMPED * abs(total @ np.gradient(lag_s))
     from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
     found = _own_covariance(len(trace.names), span_s, (time_s, adapter), window_s, degree)
     own = None
@@ -125,7 +127,13 @@ def _factors(
         if own is not None:  # extrapolate to lags below the first
             known *= _covariance(own, np.minimum(lag_s, own_lag_s[0])) / _covariance(own, own_lag_s[:1])
         total = _beside(total, same * known)
-    common = fitted(lag_s, _beside(total, _covariance(fast[0], lag_s)), size * cell_s, degree, from_s)
+    total = _beside(total, _covariance(fast[0], lag_s))
+    common = fitted(lag_s[1:], total[1:], size * cell_s, degree, from_s)
+    if clumped and not from_s:
+        # Of pairs that are up to a cell and a half apart, a third are in one cell; only these have more bursts.
+        near_s, more = np.append(0.75 * cell_s, lag_s[2:]), _beside(total, _covariance(common, lag_s))[0] / 3.0
+        at_once = fitted(near_s, np.where(near_s < cell_s, more, 0.0), size * cell_s, degree)
+        common = _product(at_once, common)
     return common, own
 
 
@@ -204,8 +212,8 @@ def _own_covariance(
     between = (total - same * within) / (1.0 - same)
     # Significant: above twice the standard error that the pooled estimate has under Poisson arrivals.
     error = 1.0 / np.sqrt(squares * size)
-    own = _beside(within, between)
-    return (lag_s, own, same, size * cell_s) if own[:4].mean() > 2.0 * error else None
+    own = _beside(within, between)[1:]
+    return (lag_s[1:], own, same, size * cell_s) if own[:4].mean() > 2.0 * error else None
 
 
 def _row_cells(cells: int, cell_s: float, window_s: float) -> int:
@@ -217,17 +225,15 @@ def _rows(counts: FloatArray, size: int) -> FloatArray:
     return counts[..., : counts.shape[-1] // size * size].reshape(-1, size)
 
 
-def _pooled(
-    parts: Iterable[FloatArray], n: int, cell_s: float, degree: int, *, clumps: bool = False
-) -> tuple[FloatArray, FloatArray, float]:
+def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> tuple[FloatArray, FloatArray, float]:
     """Lags, s; autocovariance of rows at these lags, summed over rows, / sum of their squared means; and this sum.
     `parts`: parts of the rows, float64 (rows, n) each. Trends of this degree are removed. Covariances are means over
-    bands. `clumps`: the first covariance is also that of requests in one cell, if these are many (`CLUMPED`)."""
+    bands; the first is that of requests in one cell, which are a third of it apart on average."""
     from scipy.fft import next_fast_len
 
     edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
-    bands = list(pairwise(edges.tolist()))
-    lag_s = np.array([cell_s * (a + b - 1) / 2 for a, b in bands])
+    bands = [(0, 1), *pairwise(edges.tolist())]
+    lag_s = np.array([cell_s / 3.0] + [cell_s * (a + b - 1) / 2 for a, b in bands[1:]])
     longest = min(int(edges[-1]), n)
     squares, lagged, most = 0.0, np.zeros(longest), max(1, MAX_CELLS // n)
     # Zeros at the end, so that no lag that is needed wraps around.
@@ -243,8 +249,6 @@ def _pooled(
             lagged += np.fft.irfft((spectrum * np.conj(spectrum)).sum(axis=0), padded)[:longest]
     # A row has n − k pairs of cells at lag k.
     lagged /= n - np.arange(longest)
-    if clumps and lagged[0] > CLUMPED * abs(lagged.sum()):
-        lagged[1], lag_s[0] = (lagged[0] + 2.0 * lagged[1]) / 3.0, 0.75 * cell_s
     return lag_s, np.array([lagged[a:b].mean() for a, b in bands]) / squares, squares
 
 
