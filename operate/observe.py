@@ -58,10 +58,13 @@ def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
     """Return a sentence if much load of adapters is in other windows than the busiest one, beyond chance."""
     peak, own = loads["peak"], loads["each-peak"]
     other = np.where(own - peak > 5.0 * np.sqrt(own / table.window_s), own - peak, 0.0)
-    times = 1.0 + float(other @ table.tokens / (peak @ table.tokens))
-    said = f"the busiest hours of {counted(int((other > 0).sum()), 'adapter')} are other ones: --at each-peak plans for"
-    said += f" {times:.2g} × the load of the busiest one; --skip leaves out what a deploy replaced"
-    return [said] if times >= 1.5 else []
+    planned = float(peak @ table.tokens)
+    said = (
+        f"the busiest windows of {counted(int((other > 0).sum()), 'adapter')} are other ones: --at each-peak plans for"
+    )
+    said += f" {float(own @ table.tokens) / planned:.2g} × the load of the busiest one;"
+    said += " --skip leaves out what a deploy replaced"
+    return [said] if other @ table.tokens >= 0.5 * planned else []
 
 
 def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Observed:

@@ -203,10 +203,12 @@ def _far(strays: pl.DataFrame, start_s: float) -> list[str]:
 
 
 def _set_back(rows: pl.DataFrame) -> list[str]:
-    """A note if times, in the order of lines, go back by an hour and in no other way; else empty."""
-    steps_s = np.diff(rows["time_s"].to_numpy())
+    """A note if times, in the order of lines, go back by an hour, in no other way and not to the first; else empty."""
+    time_s = rows["time_s"].to_numpy()
+    steps_s = np.diff(time_s)
     back = np.flatnonzero(steps_s < -600.0)
-    if not len(back) or not ((steps_s[back] > -3601.0) & (steps_s[back] < -3300.0)).all():
+    hour = (steps_s > -3601.0) & (steps_s < -3300.0) & (time_s[1:] > time_s[:1] + 600.0)
+    if not len(back) or not hour[back].all():
         return []
     where = f" at line {rows['line'][int(back[0]) + 1]:,}" * ("line" in rows.columns)
     return [f"times go back by an hour{where}, as clocks do when summer time ends: that hour counts twice; log UTC"]

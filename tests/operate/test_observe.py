@@ -57,16 +57,18 @@ def test_rates_are_those_of_the_hour(fleet: Workload, load: str, requests_per_ho
 
 
 def test_adapters_that_a_deploy_replaced_are_said() -> None:
-    """A plan for the busiest hour alone knows little of adapters whose load is in other hours, but chance is none."""
+    """A plan for the busiest hour alone knows little of adapters whose load is in other hours, but chance is none; the
+    load said is that of --at each-peak, to which adapters of a single request add theirs."""
     hours = np.repeat([0.0, 3600.0], 400)
-    place = np.arange(800) % 2
-    for adapter, said in ((place + 2 * (hours > 0), True), (place, False)):
-        names = tuple(f"a{k}" for k in range(adapter.max() + 1))
+    every = np.arange(800)
+    replaced = every % 2 + 2 * (hours > 0)
+    for adapter, said in ((replaced, True), (every % 2, False), (np.where(every % 4 == 3, 4 + every, replaced), True)):
+        names, owner = np.unique(adapter, return_inverse=True)
         tokens = np.full(800, 100)
         times = hours + np.tile(np.linspace(0, 3599, 400), 2)
-        log = Trace(times, tokens, tokens, adapter, names, ranks=(8,) * len(names), source="drawn")
+        log = Trace(times, tokens, tokens, owner, tuple(map(str, names)), ranks=(8,) * len(names), source="drawn")
         notes = " ".join(observe_log(log, Ranks()).notes)
-        assert ("busiest hours of 2 adapters are other ones" in notes and "for 2 × the load" in notes) == said
+        assert ("busiest windows of 2 adapters are other ones" in notes and "for 2 × the load" in notes) == said
 
 
 def test_loads_of_a_file(fleet: Workload, tmp_path: Path) -> None:

@@ -162,12 +162,15 @@ def test_a_stray_date_is_left_out_and_named(tmp_path: Path, odd: str, more: str)
 
 
 def test_clocks_that_are_set_back_are_said(tmp_path: Path) -> None:
-    """Local times of the night in which summer time ends make one hour of two: that is said, of joined logs not."""
+    """Local times of the night in which summer time ends make one hour of two: that is said; of logs joined
+    in a wrong order, or of the same hours, it is not."""
     hours = [np.linspace(h * 3600, h * 3600 + 3590, 60) for h in (1, 2, 2, 3)]
     path = tmp_path / "x.csv"
-    for times, said in ((np.concatenate(hours), True), (np.concatenate(hours[::-1]), False)):
+    for parts, said in ((hours, True), (hours[::-1], False), (hours[1:], False)):
+        times = np.concatenate(parts)
         path.write_text("timestamp,input_tokens,output_tokens\n" + "".join(f"{t},1,1\n" for t in times))
-        assert any("back by an hour at line 122," in note for note in read_trace(path).notes) == said
+        notes = [note for note in read_trace(path).notes if "back by an hour" in note]
+        assert ["at line 122," in note for note in notes] == [True] * said
 
 
 def test_a_week_between_two_days_is_no_stray(tmp_path: Path) -> None:
