@@ -24,7 +24,7 @@ from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
-from packer.planning.splits import EVENER, SLOTS, even_after_loss, even_in_time, even_splits, most_even
+from packer.planning.splits import EVENER, SLOTS, even_in_time, even_splits, most_even
 from packer.planning.starving import PlannedHours
 from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
@@ -304,18 +304,20 @@ class Frontier(Clock, Conditions):
     def _proposals(self, n_gpus: int, following: int | None = None) -> Iterator[Sequence[Bin]]:
         """Yield the solvers' plans, a plan with the parts of hot adapters on servers of their own, even splits, splits
         by rank or by time, and plans with a part of every adapter on each server. Wide fleets get even splits and those
-        by rank alone, or the most even one if no split keeps the limits.
+        by rank alone, or the most even one if no split keeps the limits. With a spare GPU, slots fit every rank.
 
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
-        wide = self._wide(n_gpus)
-        few = islice(self._spreads(n_gpus), 1)
-        in_time = (map(parts.joined, even_in_time(parts.fleet, self.profile, n_gpus)) for parts in few)
-        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), chain.from_iterable(in_time)
+        wide, spread = self._wide(n_gpus), self.parts.spread_over(n_gpus, self.max_replicas)
+        in_time = even_in_time(spread.fleet, self.profile, n_gpus, self.spare, self.seed)
+        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), map(spread.joined, in_time)
         found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
                 self._begin(following)
+            if self.spare:  # slots for every adapter that may come
+                rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
+                bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
             yield bins
             if number == 0 and n_gpus < self.fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 break
@@ -362,24 +364,13 @@ class Frontier(Clock, Conditions):
             yield from [parts.joined(bins) for parts, bins in even if bins] or self._proposed(n_gpus)
 
     def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
-        """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts; with a
-        spare GPU, also a split that is even after a loss, and the slots of every server fit every rank."""
+        """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts."""
         spread = self.parts.spread_over(n_gpus, self.max_replicas)
         ways = [(spread, solver) for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]]
-        ways += [(self.parts, SOLVERS[0])] * (spread is not self.parts)
-
-        def found() -> Iterator[tuple[Bin, ...]]:
-            for parts, solver in ways:
-                plan = self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size).result()
-                yield from [] if plan.unplaced else [parts.joined(plan.bins)]
-            if self.spare and not self._wide(n_gpus):
-                yield from map(spread.joined, even_after_loss(spread.fleet, self.profile, n_gpus, self.seed))
-
-        for bins in found():
-            if self.spare:  # slots for every adapter that may come
-                rank, make = max(item.max_lora_rank for item in bins), self.profile.settings
-                bins = tuple(replace(item, settings=make(item.max_loras, rank)) for item in bins)
-            yield bins
+        for parts, solver in ways + [(self.parts, SOLVERS[0])] * (spread is not self.parts):
+            plan = self._plan(parts, "latency", solver=solver, max_gpus=n_gpus * self.size).result()
+            if not plan.unplaced:
+                yield parts.joined(plan.bins)
 
     def placed(self, fleet: Workload, n_gpus: int) -> Sequence[Bin]:
         """The servers with the lowest latency for these adapters; empty if some have no place."""

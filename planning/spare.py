@@ -13,7 +13,7 @@ from packer.plan import Plan, Status
 from packer.planning.apart import cheapest
 from packer.planning.assemble import assemble
 from packer.planning.replicas import Replicas
-from packer.planning.splits import even_after_loss
+from packer.planning.splits import even_in_time
 from packer.solvers.base import Problem, Solution
 from packer.solvers.candidates import candidates_of
 from packer.solvers.greedy.solver import Greedy
@@ -74,7 +74,7 @@ def _splits(problem: Problem, n: int) -> Iterator[Sequence[Bin]]:
     """Yield the solver's split on `n` servers, and one that is even after the loss of any one."""
     yield SpreadRefined().solve(problem).bins
     if not problem.out_of_time():
-        yield from even_after_loss(problem.workload, problem.profile, n, problem.seed)
+        yield from even_in_time(problem.workload, problem.profile, n, 1, problem.seed)
 
 
 def _apart(problem: Problem, most: int) -> list[Bin]:

@@ -1,4 +1,4 @@
-"""Even splits of a fleet over servers with mixed ranks: with all servers, or after the loss of any one."""
+"""Even splits of a fleet over servers with mixed ranks: in load or in engine time, also after the loss of any one."""
 
 from __future__ import annotations
 
@@ -47,23 +47,22 @@ def most_even(fleet: Workload, profile: Profile, n: int, slots: int) -> list[Bin
     return min(splits, key=lambda bins: _fullest([item.adapters for item in bins], loads), default=None)
 
 
-def even_in_time(fleet: Workload, profile: Profile, n: int) -> Iterator[list[Bin]]:
-    """Yield a split over `n` servers that need about the same engine time, which differs by token where adapters have
-    different lengths; none for equal lengths, or for fewer adapters than servers."""
-    if len(fleet) >= n and len({(each.input_tokens, each.output_tokens) for each in fleet.adapters}) > 1:
-        work_s = engine_s(fleet)(profile).max(axis=0)
-        parts = exchanged(levelled(np.argsort(-work_s, kind="stable"), work_s, n), work_s)
-        yield from [[server_of(fleet, profile, part, SLOTS) for part in parts]] if all(parts) else []
-
-
-def even_after_loss(fleet: Workload, profile: Profile, n: int, seed: int) -> Iterator[list[Bin]]:
-    """Yield a split over `n` servers of one slot, none for fewer adapters: the fullest server after the loss of any one
-    needs little engine time. Each adapter of the lost server goes to the one with the least load (`packer.failover`).
-    Random moves and exchanges of adapters, each kept unless that server then needs more."""
-    if len(fleet) < n or n < 2:
+def even_in_time(fleet: Workload, profile: Profile, n: int, spare: int, seed: int) -> Iterator[list[Bin]]:
+    """Yield a split over `n` servers of one slot, none for fewer adapters or one server, that need about the same
+    engine time, with `spare` after the loss of any one. Without, none for equal lengths, where time goes with load."""
+    if not 1 < n <= len(fleet) or not (spare or len({(a.input_tokens, a.output_tokens) for a in fleet.adapters}) > 1):
         return
-    loads, rng = fleet.offered_tok_s_by_adapter, np.random.default_rng(seed)
-    work_s, falling = engine_s(fleet)(profile).max(axis=0), np.argsort(-loads, kind="stable")
+    work_s = engine_s(fleet)(profile).max(axis=0)
+    parts = levelled(np.argsort(-work_s, kind="stable"), work_s, n)
+    parts = _after_loss(parts, work_s, fleet.offered_tok_s_by_adapter, seed) if spare else exchanged(parts, work_s)
+    if all(parts):
+        yield [server_of(fleet, profile, part, 1) for part in parts]
+
+
+def _after_loss(parts: list[list[int]], work_s: FloatArray, loads: FloatArray, seed: int) -> list[list[int]]:
+    """Even out the times after the loss of any one part, each of whose adapters goes to the part with the least load
+    (`packer.failover`): random moves and exchanges of adapters, unless the fullest part then needs more time."""
+    n, rng, falling = len(parts), np.random.default_rng(seed), np.argsort(-loads, kind="stable")
 
     def most_s(servers: IntArray) -> float:
         totals, whole_s, worst = np.bincount(servers, loads, n).tolist(), np.bincount(servers, work_s, n), 0.0
@@ -78,14 +77,14 @@ def even_after_loss(fleet: Workload, profile: Profile, n: int, seed: int) -> Ite
             worst = max(worst, float(used.max()))
         return worst
 
-    here = np.arange(len(fleet)) % n
+    here = np.repeat(np.arange(n), [len(part) for part in parts])[np.argsort(np.concatenate(parts))]
     least = most_s(here)
     for _ in range(STEPS):
-        then, (i, j), to = here.copy(), rng.integers(len(fleet), size=2), rng.integers(2 * n)
+        then, (i, j), to = here.copy(), rng.integers(len(here), size=2), rng.integers(2 * n)
         then[i], then[j] = (to, here[j]) if to < n else (here[j], here[i])
         if len(np.unique(then)) == n and (most := most_s(then)) <= least:
             here, least = then, most
-    yield [server_of(fleet, profile, np.flatnonzero(here == k).tolist(), 1) for k in range(n)]
+    return [np.flatnonzero(here == k).tolist() for k in range(n)]
 
 
 def _fullest(parts: Sequence[Sequence[int]], loads: FloatArray) -> float:

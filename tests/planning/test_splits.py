@@ -12,7 +12,7 @@ from packer.lengths import Lengths
 from packer.planning.explore import WIDE, Frontier
 from packer.planning.kept import Hour
 from packer.planning.recommend import Deployment
-from packer.planning.splits import SLOTS, even_after_loss, even_in_time, even_splits
+from packer.planning.splits import SLOTS, even_in_time, even_splits
 from packer.profile import Profile
 from packer.solvers.backbone import engine_s
 from packer.solvers.candidates import most_slots_of
@@ -31,23 +31,29 @@ def test_a_split_that_is_even_in_time(server: Profile) -> None:
     """Tokens of prompts take less time than those of answers: servers with equal loads would need different times."""
     prompts, answers = (Lengths.constant(2000), Lengths.constant(20)), (Lengths.constant(20), Lengths.constant(500))
     fleet = Workload([Adapter(f"a{k}", 8, 0.1 + 0.01 * k, *(answers if k % 3 else prompts)) for k in range(40)])
-    (bins,) = even_in_time(fleet, server, 3)
+    (bins,) = even_in_time(fleet, server, 3, spare=0, seed=0)
     assert sorted(i for item in bins for i in item.adapters) == list(range(40))
     times = [float(engine_s(fleet)(server).max(axis=0)[list(item.adapters)].sum()) for item in bins]
     assert max(times) < 1.05 * min(times)
-    assert not list(even_in_time(wide_fleet(40, 0.1), server, 3))
+    assert not list(even_in_time(wide_fleet(40, 0.1), server, 3, spare=0, seed=0))
 
 
 def test_a_split_that_is_even_after_a_loss(server: Profile) -> None:
     """The largest adapter and the smallest have servers of their own, so that little is on the one that takes both."""
     fleet = Workload([Adapter(f"a{k}", 8, rate) for k, rate in enumerate((6.0, 2.0, 2.0, 1.0, 1.0))])
-    (bins,) = even_after_loss(fleet, server, 3, seed=0)
+    (bins,) = even_in_time(fleet, server, 3, spare=1, seed=0)
     assert sorted(i for item in bins for i in item.adapters) == list(range(5))
     left = [without_server(fleet, bins, lost)[0] for lost in range(3)]
     assert max(item.offered_tok_s(fleet) for some in left for item in some) == pytest.approx(
         fleet.offered_tok_s * 7 / 12
     )
-    assert not list(even_after_loss(fleet, server, 6, seed=0))
+    assert not list(even_in_time(fleet, server, 6, spare=1, seed=0))
+    assert not list(even_in_time(fleet, server, 1, spare=1, seed=0))
+    rates = (np.random.default_rng(0).random(300) ** 3).tolist()  # of which few are moved or exchanged
+    many = Workload([Adapter(f"a{k}", 8, rate) for k, rate in enumerate(rates)])
+    (bins,) = even_in_time(many, server, 20, spare=1, seed=0)
+    loads = [item.offered_tok_s(many) for k in range(20) for item in without_server(many, bins, k)[0]]
+    assert max(loads) < 1.1 * many.offered_tok_s / 19
 
 
 @pytest.mark.parametrize("n", [2, 3, 7])
