@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -92,14 +93,14 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     refuse_unused(f"--format {target.format_name}", _unused(FORMATS[target.format_name]))
     version = target.settings.get("stack_version")
     files = export_plan(plan, target.format_name, target.options(), stack_version=version)
-    names = [*files, *({FORMATS[target.format_name].loads} - {"", *files})]
-    paths = {} if target.output is None else output_paths(names, target.output, force=out.force)
+    empty = {FORMATS[target.format_name].loads} - {"", *files}
+    paths = {} if target.output is None else output_paths([*files, *empty], target.output, force=out.force)
     if paths and not files.keys() & set(paths.values()):
-        raise IncompatibleError(f"The plan has no adapters to load, so {target.format_name} has no {names[-1]}.")
+        raise IncompatibleError(f"The plan has no adapters to load, so {target.format_name} has no {min(empty)}.")
     for path in paths:
         check_distinct(path)
     _say(plan, target, out)
-    stale = [path for path, name in paths.items() if name not in files]
+    stale = [Path(target.output or "", name) for name in empty & {*paths.values()}]  # a link, not the file it leads to
     paths = {path: name for path, name in paths.items() if name in files}
     write_all({str(path): files[name] for path, name in paths.items()}, force=out.force)
     for path in paths:

@@ -58,12 +58,9 @@ def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
     """Return a sentence if much load of adapters is in other windows than the busiest one, beyond chance."""
     peak, own = loads["peak"], loads["each-peak"]
     other = np.where(own - peak > 5.0 * np.sqrt(own / table.window_s), own - peak, 0.0)
-    planned = float(peak @ table.tokens)
-    said = (
-        f"the busiest windows of {counted(int((other > 0).sum()), 'adapter')} are other ones: --at each-peak plans for"
-    )
-    said += f" {float(own @ table.tokens) / planned:.2g} × the load of the busiest one;"
-    said += " --skip leaves out what a deploy replaced"
+    planned, count = float(peak @ table.tokens), counted(int((other > 0).sum()), "adapter")
+    said = f"the busiest windows of {count} are other ones: --at each-peak plans for {own @ table.tokens / planned:.2g}"
+    said += " × the load of the busiest one; --skip leaves out what a deploy replaced"
     return [said] if other @ table.tokens >= 0.5 * planned else []
 
 

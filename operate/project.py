@@ -53,10 +53,9 @@ def profile_for(model: str, gpu: str, settings: Mapping[str, Any], rank: int = 0
         try:
             check_starts(given, slot_rank)
         except IncompatibleError as error:
-            more = _more_gpus(model, gpu, settings, rank)
-            raise IncompatibleError(
-                f"{error}"[:-1].replace(MORE_GPUS, "" if more else MORE_GPUS) + f"{more}."
-            ) from None
+            if not (more := _more_gpus(model, gpu, settings, rank)):
+                raise
+            raise IncompatibleError(f"{error}"[:-1].replace(MORE_GPUS, "") + f"{more}.") from None
         return given
     refused: IncompatibleError | None = None
     fewer = ""

@@ -88,11 +88,8 @@ def apply(file: PlanArgument, given: Applied, out: Output) -> int:
                 raise
         failed = apply(acting, changes, f"{plan.workload.name}: {plan.goal}")
     all_steps, faults = counted(len(steps), "step"), counted(len(failed), "failure")
-    said = [
-        *failed,
-        f"{faults} in {all_steps}: the same command goes on from here." if failed else f"{all_steps} done.",
-    ]
-    out.result({"steps": steps, "failed": failed}, lambda: said)
+    end = f"{faults} in {all_steps}: the same command goes on from here." if failed else f"{all_steps} done."
+    out.result({"steps": steps, "failed": failed}, lambda: [*failed, end])
     for each in failed if out.quiet else ():
         note(each)
     return 3 if failed else 0

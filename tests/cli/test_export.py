@@ -61,6 +61,9 @@ def test_adapters_of_a_former_plan_are_not_left_in_the_folder(
         assert run(["export", path, *words, str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.glob("*.yaml")} == {"values.yaml", "own.yaml"}
     assert f"removed {tmp_path / 'lora-adapters.yaml'}" in capsys.readouterr().err
+    (tmp_path / "lora-adapters.yaml").symlink_to(tmp_path / "own.yaml")
+    assert run(["export", str(other), *words, str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.glob("*.yaml")} == {"values.yaml", "own.yaml"}
     assert run(["export", str(other), *words, str(tmp_path / "lora-adapters.yaml")]) == 2
 
 
