@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -134,8 +134,7 @@ class Lengths:
 def expected_of(lengths: Sequence[Lengths]) -> FloatArray:
     """`Lengths.expected` of each distribution, tokens, float64 (n,)."""
     objects = {id(each): each for each in lengths}
-    _make_tables({each.cv for each in objects.values() if each.kind == "gamma" and each.cv > 0.0})
-    means = {key: each.expected for key, each in objects.items()}
+    means = {id(each): each.expected for each in _tabled(list(objects.values()))}
     return np.array([means[id(each)] for each in lengths])
 
 
@@ -177,11 +176,8 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     numbers: dict[int, int] = {}
     scale, place = np.ones(len(lengths)), np.full(len(lengths), -1)
     plain = np.flatnonzero(~np.array(curved)).tolist()
-    for i, k in enumerate(plain):
-        if i % _TABLES == 0:
-            some_cvs = (lengths[j].cv for j in plain[i : i + _TABLES] if lengths[j].kind == "gamma")
-            _make_tables({cv for cv in some_cvs if cv > 0.0})
-        table, scale[k] = _table(lengths[k])
+    for k, each in zip(plain, _tabled([lengths[k] for k in plain]), strict=True):
+        table, scale[k] = _table(each)
         place[k] = numbers.setdefault(id(table), len(tables))
         tables += [table] if place[k] == len(tables) else []
     position, left = _on_grid(z)
@@ -230,9 +226,17 @@ def _normal_cdf() -> FloatArray:
     return normal_tail(-_Z_GRID)
 
 
+def _tabled(lengths: Sequence[Lengths]) -> Iterator[Lengths]:
+    """Yield the distributions, whose tables are made for `_TABLES` of them together."""
+    for k, each in enumerate(lengths):
+        if k % _TABLES == 0:
+            _make_tables({some.cv for some in lengths[k : k + _TABLES] if some.kind == "gamma"} - {0.0})
+        yield each
+
+
 def _make_tables(cvs: set[float]) -> None:
     """Add tables for these cvs, and drop the oldest ones. Many tables at once take as long as a few."""
-    new = sorted(cvs - _GAMMA.keys())[:_TABLES]
+    new = sorted(cvs - _GAMMA.keys())
     made = dict(zip(new, unit_gamma(1.0 / np.array(new) ** 2, _Z_GRID), strict=True)) if new else {}
     for old in list(_GAMMA)[: max(0, len(_GAMMA) + len(new) - _KEPT)]:
         _GAMMA.pop(old, None)

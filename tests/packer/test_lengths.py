@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from packer.errors import ValidationError
 from packer.gamma import unit_gamma
-from packer.lengths import Lengths, each_at_normal, length_moments
+from packer.lengths import Lengths, each_at_normal, expected_of, length_moments
 
 N = 40_000
 means = st.floats(min_value=20.0, max_value=5000.0)
@@ -80,6 +80,9 @@ def test_tables_of_many_distributions_are_made_together(monkeypatch: pytest.Monk
     for _ in range(2):  # kept, too
         each_at_normal(lengths, np.arange(9), np.zeros(9))
     assert calls == [3, 4, 1]
+    calls.clear()
+    expected_of([Lengths.gamma(100.0, 0.51 + 0.1 * k) for k in range(8)])
+    assert calls == [4, 4]
 
 
 @given(sample=st.lists(st.integers(1, 10_000), min_size=1, max_size=50))

@@ -102,7 +102,7 @@ def pass_on(c: Servers, way: Transit | None, until_s: float, engines: Engines) -
         for s in range(c.wake_s.size):
             while c.wake_s[s] < until_s:  # the client sees the ends of each step, whatever the next ones stream
                 at_s = c.wake_s[s]
-                run_until(c, s, min(np.nextafter(at_s, math.inf), until_s), engines)
+                run_until(c, s, np.nextafter(at_s, math.inf), engines)
                 see_ends(c, s, s + 1, at_s)
     run_all_until(c, until_s, engines)
     if is_closed(c.client):
