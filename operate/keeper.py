@@ -22,6 +22,7 @@ from packer.live.traffic import Sampled
 from packer.operate.capacity import Capacity, cache_lost, left_of, load_of, rank_of
 from packer.operate.measured import Requests
 from packer.operate.schedule import MOVE_COST_S
+from packer.operate.trend import expected_tok_s
 from packer.solvers.nearest import Nearest
 from packer.twin.engine_rules import rules_of
 from packer.words import counted
@@ -30,10 +31,9 @@ from packer.workload import Workload
 LOWER = 0.07  # An overloaded server is relieved to this much below `FULL`, so that it is not soon overloaded again.
 FULL, ENOUGH = 0.98, 0.9  # Used capacity above which a server is added, and that a stop may leave to the others.
 LONG_S, SHORT_S = 1800.0, 600.0  # Windows in which the load of each adapter, and the total load, are measured.
-STEEPEST = 0.25  # Maximum share of the recent load that its trend adds to it.
 STAY_S = 600.0  # A server is stopped only after the others have had enough capacity for at least this long.
 ROUNDS = 3  # Maximum number of placements that the twin judges for one decision.
-AGAIN_S = 4 * 3600.0  # Capacities are simulated again after this time, because the mix of requests changes.
+AGAIN_S = 4 * 3600.0  # Capacities are simulated again, and trends forgotten, after this time: traffic changes.
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class Keeper:
         self._over_since_s = math.inf
         self._refused_stop: tuple[list[int], str] = ([], "")  # of these servers, why one of them was not stopped
         self._made: list[tuple[float, int]] = []
+        self._past: list[tuple[float, float, float]] = []  # see `expected_tok_s`
 
     # ---- the twin
     def act(self, now_s: float, view: Any) -> Iterable[Change]:
@@ -140,7 +141,7 @@ class Keeper:
         self.waiting = ""
         self._lost_and_found(now_s, seen.ready)
         self._learn(now_s, seen)
-        load = self._expected_load(seen)
+        load = self._expected_load(now_s, seen)
         made = self._without_server(now_s, load)
         self._ask(now_s, load)
         made += self._evened(now_s, load)
@@ -170,14 +171,15 @@ class Keeper:
         self.capacity.served(requests.fleet)
         self._asked_s.clear()
 
-    def _expected_load(self, seen: Observation) -> FloatArray:
-        """Load of each adapter when a server that is started now would serve, if the trend goes on until then."""
+    def _expected_load(self, now_s: float, seen: Observation) -> FloatArray:
+        """Load of each adapter when a server that is started now would serve, by its trend (`expected_tok_s`)."""
         total = float(seen.load_tok_s.sum())
         if total <= 0.0:
             return np.full(len(self.workload), 1e-6)
-        horizon = (self.startup_s + self.period_s + 0.5 * SHORT_S) / SHORT_S
-        rise = (seen.recent_tok_s - seen.before_tok_s) * horizon
-        ahead = seen.recent_tok_s + min(max(rise, 0.0), STEEPEST * seen.recent_tok_s)
+        ahead_s = self.startup_s + self.period_s + 0.5 * SHORT_S
+        self._past = [each for each in self._past if each[0] > now_s - AGAIN_S]
+        self._past.append((now_s, seen.recent_tok_s, seen.before_tok_s))
+        ahead = expected_tok_s(self._past, ahead_s, SHORT_S, self.period_s)
         return np.maximum(seen.load_tok_s * ahead / total, 1e-6)
 
     def _lost_and_found(self, now_s: float, ready: BoolArray) -> None:
