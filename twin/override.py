@@ -63,8 +63,7 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
     each = BYTES_PER_LOGIT if profile.engine.release < SAMPLER_RELEASE else SAMPLER_BYTES_PER_LOGIT
     further = max(0, engine.server_seqs - profile.engine.server_seqs) * engine.tensor_parallel_size
     extra_bytes = share * profile.gpu.memory_bytes - further * each * LARGEST_VOCABULARY
-    switched = {True: "on", False: "off"}
-    words = {name: switched[value] if isinstance(value, bool) else str(value) for name, value in given.items()}
+    words = {name: ("off", "on")[value] if isinstance(value, bool) else value for name, value in given.items()}
     changed = ", ".join(f"{name} {value}" for name, value in words.items())
     before = {"version": f" instead of {profile.engine.version}"}
     because = ", ".join(f"{name} {value}{before.get(name, '')}" for name, value in words.items())

@@ -97,6 +97,13 @@ def test_a_spare_gpu_keeps_the_goal_when_any_is_lost(server: Profile) -> None:
         assert left.over_limits == ()
 
 
+def test_any_server_may_take_the_adapters_of_a_lost_one(server: Profile) -> None:
+    """With a spare GPU, the slots of each server fit every rank, also where one adapter alone has the largest."""
+    fleet = Workload([Adapter(f"a{k}", 8 if k else 32, 0.5) for k in range(12)])
+    proposed = list(Frontier(fleet, server, spare=1)._proposals(3))
+    assert {item.max_lora_rank for bins in proposed for item in bins} == {32}
+
+
 def test_slots_are_added_where_the_goal_breaks(server: Profile) -> None:
     """A server with too few slots gets more until its adapters keep the goal."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.2) for k in range(32)])

@@ -19,6 +19,8 @@ from packer.plan import Plan, Status
 from packer.planning.explain import outcome
 from packer.planning.explore import Frontier
 from packer.planning.kept import SERVER_HOURS
+from packer.planning.loop import judged
+from packer.planning.recommend import Deployment
 from packer.profile import Profile
 from packer.room import Room
 from packer.solvers.candidates import beyond_measured
@@ -247,6 +249,15 @@ def test_a_single_adapter_beyond_its_goal_has_a_plan(server: Profile) -> None:
     found = packer.recommend(Workload([Adapter("hot", 8, 60.0)]), server, max_replicas=1)
     assert (found.status, found.n_gpus) == (Status.INFEASIBLE, 1)
     assert "'hot'" in found.reasons[0]
+
+
+def test_an_optimal_plan_stays_optimal_with_more_slots(server: Profile) -> None:
+    """Servers with little room get more slots once the bound is known; their number stays."""
+    task = Deployment(Frontier(Workload([Adapter(f"a{k}", 8, 0.2) for k in range(4)]), server))
+    plan = task.prove(judged(task) or pytest.fail("no plan"))
+    other = task.changed(plan, [item.with_slots(item.max_loras - 1) for item in plan.bins])
+    assert other is not None
+    assert (other.status, other.gap) == (plan.status, plan.gap) == (Status.OPTIMAL, 0.0)
 
 
 def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
