@@ -98,7 +98,7 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     Raises `FileFormatError`: a value breaks a rule, or no row is a request; names the row.
     """
     wanted = fields.wanted
-    spelled = {plain(key): key for keys in wanted.values() for key in reversed(keys)}
+    spelled = {plain(key): key for keys in wanted.values() for key in keys}
     requests: list[LogRow] = []
     left_out, met = Counter[str](), set[str]()
     seen: dict[str, None] = {}

@@ -47,10 +47,10 @@ def test_folder_takes_every_file(plan_path: str, tmp_path: Path) -> None:
 
 
 def test_adapters_of_a_former_plan_are_not_left_in_the_folder(
-    plan_path: str, toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+    plan_path: str, toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan without adapters has no file that loads them: --force removes that of the plan before, which would be
-    applied with the folder, and the name of that file takes no other one."""
+    applied with the folder, or a link there, not what it leads to, and the name of that file takes no other one."""
     plan, other = toy_plan(["base"], gpus=1), tmp_path / "base.json"
     model = plan.bins[0].profile.model
     fleet = Workload([Adapter(model.repository or model.name, 0, 1.0)])
@@ -62,6 +62,9 @@ def test_adapters_of_a_former_plan_are_not_left_in_the_folder(
     assert {path.name for path in tmp_path.glob("*.yaml")} == {"values.yaml", "own.yaml"}
     assert f"removed {tmp_path / 'lora-adapters.yaml'}" in capsys.readouterr().err
     (tmp_path / "lora-adapters.yaml").symlink_to(tmp_path / "own.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", str(other), *words[:-1]]) == 0
+    assert (tmp_path / "lora-adapters.yaml").is_symlink()
     assert run(["export", str(other), *words, str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.glob("*.yaml")} == {"values.yaml", "own.yaml"}
     assert run(["export", str(other), *words, str(tmp_path / "lora-adapters.yaml")]) == 2

@@ -16,6 +16,7 @@ from packer.operate.capacity import MOST_REQUESTS, SPAN_S, Capacity
 from packer.operate.keeper import Keeper, Observation
 from packer.operate.rehearse import Failing, _as_planned, fewest_loads, keeper_of, rehearse
 from packer.sessions import Sessions
+from packer.solvers.nearest import Nearest
 from packer.twin.cluster.simulate import simulate_cluster
 
 PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
@@ -128,6 +129,15 @@ def test_no_server_stops_whose_adapters_the_others_do_not_hold() -> None:
     assert control.waiting == (
         "the other servers would hold 300 tok/s with the adapters of server 1, and 556 tok/s are needed for its stop"
     )
+
+
+def test_no_stop_is_announced_whose_adapters_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other servers have the capacity, but no room for a server's adapters: it does not stop later either."""
+    monkeypatch.setattr(Nearest, "empty", lambda *_: False)
+    control = keeper(2, 2)
+    for minute in range(15):
+        assert control.decide(60.0 * minute, seen(500.0, [True, True])) == []
+        assert control.waiting == ""
 
 
 def test_a_server_less_waits_until_it_is_worth_it() -> None:

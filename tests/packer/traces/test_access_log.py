@@ -18,7 +18,7 @@ LITELLM = {
     "startTime": "2026-02-01 10:00:00 UTC",
     "model": "hosted_vllm/a",
     "model_group": "a",
-    "usage": {"prompt_tokens": 9, "completion_tokens": 3},
+    "usage": {"prompt_tokens": 9, "Prompt-Tokens": 8, "completion_tokens": 3},
 }
 ENVOY = {
     "start_time": "2026-02-01T10:00:01.5Z",
@@ -43,7 +43,7 @@ def write(path: Path, entries: list[object]) -> Path:
 
 def test_usual_gateways_are_understood(tmp_path: Path) -> None:
     """Names, nesting and times of LiteLLM, Envoy, nginx and OpenAI-like logs need no options. Of nginx's times the one
-    with fractions of a second counts, numbers are names, as in tables of adapters, and signs and capitals no matter."""
+    with fractions of a second counts, numbers are names, and signs and capitals do not matter beside the usual name."""
     log = read_trace(write(tmp_path / "x.jsonl", [NGINX, EPOCH_MS, LITELLM, ENVOY]))
     assert log.names == ("7", "a", "b")
     assert log.time_s.tolist() == [0.0, 1.5, 3.25, 4.0]

@@ -81,6 +81,20 @@ def test_slow_bursts_beside_requests_that_come_at_once_are_kept() -> None:
     assert len(dict(found.scales)) == len(found.scales)
 
 
+def test_requests_that_come_at_once_are_counted_once() -> None:
+    """The slow factor of a log of hours does not count batches again; bursts of minutes alone have no short part."""
+    rng = np.random.default_rng(1)
+    batches_s = np.repeat(rng.uniform(0.0, 14_400.0, 720), 10)
+    time_s = np.sort(np.append(rng.uniform(0.0, 14_400.0, 7200), batches_s))
+    adapter, ones = np.zeros(len(time_s), dtype=np.int64), np.ones(len(time_s), dtype=np.int64)
+    trace = Trace(time_s - time_s[0], ones, ones, adapter, ("a",), (8,))
+    assert measure_arrivals(trace).common == measure_arrivals(trace, 3600.0).common
+    minutes = drawn(Arrivals("bursty", common=Bursts(0.5, ((100.0, 1.0),))), 2, duration_s=3600.0, adapters=8)
+    found = measure_arrivals(minutes).common
+    assert found is not None
+    assert min(found.scales)[0] > 10.0
+
+
 def test_own_bursts_are_not_counted_twice() -> None:
     """What a few hot adapters do on their own varies the sum of all requests, and is no burst that all have."""
     truth = Arrivals("bursty", own=Bursts(1.0, ((60.0, 1.0),)))
