@@ -22,7 +22,7 @@ from packer.words import counted, listed
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 _VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+(\.post\d+)?)?", re.ASCII)
-_ADDRESS = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
+_ADDRESS = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]+\]):\d{1,5}", re.ASCII)
 _ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "dtype")
 _NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
 """Engine settings that always become flags, and settings that do so only if they differ from vLLM's default."""

@@ -345,3 +345,10 @@ def test_ports_of_a_shared_host_end_at_the_last_one(hostile_plan: Plan) -> None:
             export_plan(hostile_plan, name, options)
         assert "65535" in "".join(export_plan(hostile_plan, name, replace(options, port=65_533)).values())
     assert export_plan(hostile_plan, "k8s", Options(port=65_535, adapters_claim="adapters"))
+
+
+@pytest.mark.parametrize("address", ["[....]:80", "[:]:80", "[80]:80", "fd00::1:80"])
+def test_what_is_no_address_is_refused(hostile_plan: Plan, address: str) -> None:
+    """A gateway would not start with it."""
+    with pytest.raises(ValidationError, match="Expected an address like"):
+        export_plan(hostile_plan, "routing", Options(address=address))
