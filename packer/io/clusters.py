@@ -88,7 +88,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        raise FileFormatError("expected a cluster in TOML, or a plan with n_gpus and solver, got other JSON.")
+        raise FileFormatError("expected a cluster in TOML, or a plan with n_gpus and solver, got neither.")
     file = parse(ClusterFile, parse_toml(text))
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     count = sum(node.count * len(node.servers) for node in file.nodes)

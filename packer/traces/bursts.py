@@ -115,7 +115,8 @@ def _factors(
     if size < FEWEST_CELLS:
         return None, None
     lag_s, total, _ = _pooled([_rows(counts, size)], size, cell_s, degree)
-    clumped = total[0] * cell_s > CLUMPED * abs(total @ np.gradient(lag_s))
+    # Requests that come regularly, as those of timers do, meet at times without a burst: their sum is far below 0.
+    clumped = -total[0] * cell_s < total @ np.gradient(lag_s) < total[0] * cell_s / CLUMPED
     from_s, fast = (0.0, (None, None)) if fast is None else (LONGEST_SHARE * HOUR_S, fast)
     found = _own_covariance(len(trace.names), span_s, (time_s, adapter), window_s, degree)
     own = None

@@ -73,7 +73,8 @@ def test_traffic_advises(
     with much of the load."""
     window = 100 if factor == 1 else 10
     log, seen = tmp_path / "log.jsonl", tmp_path / "seen.csv"
-    others = [line(START + 10 * n, name) for n in range(30) for name in extra]
+    # At moments of their own: requests that come at once would be bursts.
+    others = [line(START + 10 * n + 3.7 + k, name) for n in range(30) for k, name in enumerate(extra)]
     log.write_text(traffic(3 * window, factor) + "\n".join(others))
     words = [
         "evaluate",
