@@ -266,8 +266,9 @@ class KeptHours:
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
         """The hours of the `number`-th fresh set and further ones for servers near their limits that break the limits,
         none if chance explains them; and the `others` that break them. All are tried: plans are then made for the
-        worst."""
-        hours = self.fresh(bins, number)
+        worst. If arrivals vary, the sets before are tried, too: of several plans, each tried in one set, one would keep
+        the limits by luck."""
+        hours = [hour for n in range(number, -1 if self._varies else number - 1, -1) for hour in self.fresh(bins, n)]
         broken = self._broken(bins, hours)
         if not broken and (tight := self._tight(bins)):
             more = [self.further_hour(place, number) for place in range(len(hours), HOURS)]

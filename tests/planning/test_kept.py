@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer import Adapter, Bin, Goal, Profile, Workload, seeds, simulate
+from packer import Adapter, Arrivals, Bin, Goal, Profile, Workload, seeds, simulate
 from packer.planning.chance import HOURS
 from packer.planning.kept import Hour, KeptHours
 from packer.twin.hours import Hours
@@ -39,6 +39,20 @@ def test_parts_of_the_same_adapters_on_equal_servers_are_simulated_once(toy_prof
     half = Bin((0,), toy_profile.settings(1, 8), toy_profile, (0.5,))
     kept = KeptHours(fleet, fleet, 0, Hours())
     assert len({kept.job(item, hour) for item in (half, half) for hour in kept.fresh([half, half])[:1]}) == 1
+
+
+@pytest.mark.parametrize(("arrivals", "sets"), [(Arrivals("unpredictable"), [2, 1, 0]), (Arrivals(), [2])])
+def test_hours_that_vary_are_kept_in_all_sets(
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch, arrivals: Arrivals, sets: list[int]
+) -> None:
+    """A plan that is tried after others were broken must keep the limits in their hours, too: in a set of its own one
+    of several plans would do so by luck."""
+    fleet = Workload([Adapter("a", 8, 0.3)], arrivals=arrivals)
+    kept, seen = KeptHours(fleet, fleet, 0, Hours()), []
+    monkeypatch.setattr(kept, "_broken", lambda _, hours: seen.append(list(hours)) or [])
+    bins = [Bin((0,), toy_profile.settings(1, 8), toy_profile)]
+    kept.broken_later(bins, 2)
+    assert seen[0] == [hour for number in sets for hour in kept.fresh(bins, number)]
 
 
 def test_the_draws_that_broke_one_server_are_kept_for_all(toy_profile: Profile) -> None:
