@@ -39,7 +39,7 @@ def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
     """Whether these servers keep the goal in all hours of the plan; False if the time runs out first."""
     from packer.twin.cluster.simulate import simulate_cluster
 
-    for hour in (*job.kept.hours, job.kept.given, *job.kept.fresh(plan.bins, job.number)):
+    for hour in (*job.kept.hours, job.kept.given, *job.kept.tried(plan.bins, job.number)):
         if job.over() or simulate_cluster(hour.fleet, cluster, router=ROUTER, seed=hour.seed).slo_used > 1.0:
             return False
     return True

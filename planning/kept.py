@@ -241,6 +241,11 @@ class KeptHours:
         places += range(number * MANY + MANY, number * MANY + MANY + more)
         return [self.fresh_hour(place) for place in places]
 
+    def tried(self, bins: Sequence[Bin], number: int) -> list[Hour]:
+        """The `number`-th set of fresh hours; if arrivals vary, with the sets before: of several plans, each tried in
+        one set, one would keep the limits by luck."""
+        return [hour for n in range(number, -1 if self._varies else number - 1, -1) for hour in self.fresh(bins, n)]
+
     def by_luck(self, bins: Sequence[Bin]) -> tuple[Sequence[float], Sequence[Hour]]:
         """For a plan that breaks its limits by chance alone, return the number of adapters beyond them in each hour,
         and the hours that break them; for other plans, two empty sequences."""
@@ -264,11 +269,9 @@ class KeptHours:
         return sorted(near, key=lambda item: -used[item])[:TIGHTEST]
 
     def broken_later(self, bins: Sequence[Bin], number: int = 0) -> list[Hour]:
-        """The hours of the `number`-th fresh set and further ones for servers near their limits that break the limits,
-        none if chance explains them; and the `others` that break them. All are tried: plans are then made for the
-        worst. If arrivals vary, the sets before are tried, too: of several plans, each tried in one set, one would keep
-        the limits by luck."""
-        hours = [hour for n in range(number, -1 if self._varies else number - 1, -1) for hour in self.fresh(bins, n)]
+        """The hours of `tried` and further ones for servers near their limits that break the limits, none if chance
+        explains them; and the `others` that break them. All are tried: plans are then made for the worst."""
+        hours = self.tried(bins, number)
         broken = self._broken(bins, hours)
         if not broken and (tight := self._tight(bins)):
             more = [self.further_hour(place, number) for place in range(len(hours), HOURS)]
