@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ from packer.cli.options import FleetFile, Writing, common
 from packer.cli.output import Table, write_json
 from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
-from packer.io.files import make_folder, write_all, write_text
+from packer.io.files import write_all, write_text
 from packer.times import DAY_S, HOUR_S
 from packer.words import counted, money, number
 
@@ -131,9 +132,12 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
     if routes_path is not None:
-        make_folder(routes_path)
-        former = {os.path.join(routes_path, each) for each in os.listdir(routes_path) if _TABLE.fullmatch(each)}
-        out.check(os.path.join(routes_path, "0000-routing.json"), *sorted(former))
+        first = Path(routes_path, "0000-routing.json")
+        while not os.path.exists(first.parent):  # made after the work
+            first = first.parent
+        there = os.listdir(routes_path) if os.path.isdir(routes_path) else ()
+        former = {os.path.join(routes_path, each) for each in there if _TABLE.fullmatch(each)}
+        out.check(str(first), *sorted(former))
     prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
     fleet = file.fleet().held_to(hours.slo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -101,8 +102,9 @@ class RunningServer:
         self.begin(text).wait(self.limits.start_s)
 
     def begin(self, text: str) -> ShellCommand:
-        """Start a user's command for this server, without waiting for its end."""
-        return ShellCommand(filled("a command", text, name=self.name, url=self.where.url), self.where)
+        """Start a user's command for this server, with {name} and {url} as one word each; does not wait for its end."""
+        own = {"name": shlex.quote(self.name), "url": shlex.quote(self.where.url)}
+        return ShellCommand(filled("a command", text, **own), self.where)
 
     def _json(self, path: str, total_s: float, body: Any = None) -> Any:
         text = self._text(path, total_s, None if body is None else json.dumps(body).encode())

@@ -134,6 +134,17 @@ def test_routes_of_more_than_a_day_have_names_of_their_own(capsys: pytest.Captur
     assert "removed routes/1530-nginx.conf" in capsys.readouterr().err
 
 
+def test_a_folder_is_made_when_its_tables_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that fails leaves no folder; one that can't be made is known before the work."""
+    words = ["schedule", "fleet.csv", "--rates", "none.csv", "--routes"]
+    assert run([*words, "new/routes"]) == 2
+    assert not Path("new").exists()
+    assert "none.csv" in capsys.readouterr().err
+    for folder, why in (("day.csv/routes", "there is no directory"), ("n" * 300, "File name too long"), ("-", "a file")):
+        assert run([*words, folder]) == 2
+        assert why in capsys.readouterr().err
+
+
 def test_a_period_of_another_length_than_the_columns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Columns six hours apart are no periods of half an hour."""
     day = Path("day.csv").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from packer.errors import LiveError
@@ -32,3 +34,11 @@ def test_a_server_that_takes_no_adapters_is_told_from_one_without_this_one(monke
     answers["/v1/load_lora_adapter"] = (404, '{"error": {"message": "No adapter found for /a"}}')
     with pytest.raises(LiveError, match=r"HTTP 404: No adapter found for /a\.$"):
         server.load("a", "/a")
+
+
+def test_the_name_of_a_server_is_one_word_of_its_commands(tmp_path: Path) -> None:
+    """A shell neither splits nor runs what a name or an address holds."""
+    name, url = "two  words; $(touch gone)", "http://h/a&b"
+    server = host.RunningServer(Host(url, name), Address(url), StepLimits())
+    server.command(f"printf '%s|' {{name}} {{url}} > '{tmp_path}/said'")
+    assert (tmp_path / "said").read_text() == f"{name}|{url}|"
