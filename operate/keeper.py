@@ -335,7 +335,7 @@ class Keeper:
         k = min(able, key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
         if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
-            self._spare_since_s = math.inf
+            self._spare_since_s, self._refused_stop = math.inf, ([], "")
             return []
         self._spare_since_s = min(self._spare_since_s, now_s)
         possible = near.empty(s, self._caps)
@@ -347,7 +347,7 @@ class Keeper:
         had_s = now_s - self._spare_since_s
         if had_s < cost_s:
             if self._refused_stop[0] == serving:
-                self.waiting = self._refused_stop[1]
+                self.waiting = f"{self._refused_stop[1]}; this is tried again in {cost_s - had_s:.0f} s"
             elif possible:
                 self.waiting = (
                     f"{counted(len(others), 'server')} would be enough for {had_s:.0f} s now: a stop with "
@@ -363,8 +363,8 @@ class Keeper:
         left = float(self.caps(others).sum())
         if total > ENOUGH * left:  # with more adapters than slots
             self._ask_again(changed)
-            self.waiting = f"the other servers would hold {left:,.0f} tok/s with the adapters of server {s}, "
-            self.waiting += f"and {total / ENOUGH:,.0f} tok/s are needed for its stop"
+            self.waiting = f"server {s} was not stopped: the others would have held {left:,.0f} tok/s with its "
+            self.waiting += f"adapters, and {total / ENOUGH:,.0f} tok/s were needed"
             self._refused_stop = serving, self.waiting
             return []
         why = f"the other servers have had {1.0 - total / left:.0%} in reserve for {cost_s:.0f} s, the cost of a stop"

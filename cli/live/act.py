@@ -216,13 +216,19 @@ def _followed(
     acting = Acting(plan, read_live_fleet(given.servers or ""), out.note)
     following = Following(acting, fleet, looks.every_s or 60.0, source, given.dry_run, span_s=looks.window_s)
 
+    told = ""
+
     def after(made: list[Decision]) -> None:
+        nonlocal told
+        told, before = following.last_error, told
+        if out.quiet and told not in ("", before):
+            note(told)
         rows = rows_of(following)
         exporter.text = live_metrics(following, rows)
-        if given.html is not None:
-            write_text(given.html, live_page(following, rows))
         for each in following.log[-len(made) :] if made else ():
             out.result(each, lambda each=each: _said(each, following))  # type: ignore[misc]
+        if given.html is not None:
+            write_text(given.html, live_page(following, rows))
 
     def read_again() -> packer.Workload:
         return with_goal(packer.read_workload(given.fleet or ""), plan).held_to(given.slo or None)

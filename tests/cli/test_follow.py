@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import packer
 from packer.cli import run
+from packer.errors import OutputError
 from packer.operate.follow import Following
 from packer.plan import Plan
 
@@ -83,3 +85,30 @@ def test_requests_to_the_base_model_are_followed(
     words = ["live", "follow", str(plan_path), "--servers", f"{tmp_path}/servers.toml", "--dry-run"]
     assert run([*words, "--log", f"{tmp_path}/log.jsonl"]) == 0
     assert sorted(seen[0].names) == ["a", "plain"]
+
+
+def test_quiet_hides_no_error_and_a_page_no_change(
+    toy_plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """With --quiet an error is said once while it lasts; a page that can't be written hides no change."""
+    toy_plan(["a", "b"]).save(tmp_path / "plan.json")
+    (tmp_path / "servers.toml").write_text('schema = 1\n[[servers]]\nurl = "http://127.0.0.1:9000"\n')
+    entry = {"time_s": 0.0, "why": "a server was lost", "steps": ["load 'a' on gpu-0"], "loads": 1}
+
+    def looks(self: Following, after: Callable[[list[object]], None], _fleet: object) -> None:
+        self.log = [entry]
+        for self.last_error in ("gpu-0 is away", "gpu-0 is away", "", "gpu-0 is away"):
+            with suppress(OutputError):
+                after([None])
+
+    monkeypatch.setattr(Following, "run", looks)
+    words = ["live", "follow", f"{tmp_path}/plan.json", "--servers", f"{tmp_path}/servers.toml", "--dry-run"]
+    assert run([*words, "--quiet"]) == 0
+    assert capsys.readouterr().err.count("packer: gpu-0 is away") == 2
+    monkeypatch.setattr("packer.cli.live.act.write_text", write_nothing)
+    assert run([*words, "--html", f"{tmp_path}/follow.html"]) == 0
+    assert "load 'a' on gpu-0" in capsys.readouterr().out
+
+
+def write_nothing(path: str, _text: str) -> None:
+    raise OutputError(f"{path}: no space left on device")

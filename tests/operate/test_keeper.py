@@ -120,15 +120,19 @@ def test_only_servers_with_commands_are_started_and_stopped() -> None:
 
 def test_no_server_stops_whose_adapters_the_others_do_not_hold() -> None:
     """With more adapters than slots, a server holds a fraction of the load: what the others held before is no reserve,
-    and a stop would be followed by a start, again and again. No stop is announced then, but why there is none."""
+    and a stop would be followed by a start, again and again. No stop is announced then, but why there was none, and when
+    it is tried again, until the load has risen."""
     control = keeper(2, 2)
     control.capacity.of = lambda _server, own: 1000.0 if len(own) < 8 else 300.0  # type: ignore[method-assign]
     made = [control.decide(60.0 * minute, seen(500.0, [True, True])) for minute in range(60)]
     assert not any(made)
     assert control.caps([0, 1]).tolist() == [1000.0, 1000.0]
-    assert control.waiting == (
-        "the other servers would hold 300 tok/s with the adapters of server 1, and 556 tok/s are needed for its stop"
-    )
+    why = "server 1 was not stopped: the others would have held 300 tok/s with its adapters, and 556 tok/s were needed"
+    assert re.fullmatch(re.escape(why) + r"; this is tried again in \d+ s", control.waiting)
+    control.decide(3600.0, seen(950.0, [True, True]))
+    assert control.waiting == ""
+    control.decide(3660.0, seen(500.0, [True, True]))
+    assert control.waiting.startswith("1 server would be enough for 0 s now")
 
 
 def test_no_stop_is_announced_whose_adapters_have_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
