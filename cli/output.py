@@ -59,9 +59,6 @@ def import_meanwhile(*modules: str) -> threading.Thread:
     return thread
 
 
-LONGEST_WORD = 16  # Longest word, in characters, that a table never breaks.
-
-
 class Table(NamedTuple):
     """Rows of plain cells (no markup in them); columns not in `left` are right-aligned."""
 
@@ -83,8 +80,10 @@ def _drawn(given: Table, width: int) -> RichTable:
     cells = [[visible(cell) for cell in row] for row in given.rows]
     columns = [[name, *(row[k] for row in cells)] for k, name in enumerate(given.columns)]
     widths = [max(map(cell_len, column)) for column in columns]
-    # On a narrow terminal, break lines between words and break only words that are too long. Rich would cut columns.
-    least = [min(LONGEST_WORD, max(map(cell_len, " ".join(each).split()), default=1)) for each in columns]
+    # On a narrow terminal, break lines between words and break only the longest words. Rich would cut columns.
+    words = [max(map(cell_len, " ".join(each).split()), default=1) for each in columns]
+    limits = ([min(longest, word) for word in words] for longest in range(max(words, default=1), 0, -1))
+    least = next((each for each in limits if sum(each) + 2 * len(each) < width), [1] * len(words))
     between = 3 if sum(least) + 3 * len(widths) < width else 2
     built.padding = (0, 1, 0, between - 2)
     room = width - between * len(widths) - 1

@@ -10,7 +10,7 @@ url = "http://gpu-0:8000"
 name = "gpu-0"                                 # may be left out: gpu-0, gpu-1, …
 room = 64                                      # adapters that it may hold at once; may be left out: any number
 profile = "h100-64gb/llama-3.1-8b-instruct"    # may be left out: any of the plan's
-start = "systemctl start vllm@{name}"          # commands; may be left out
+start = "systemctl start vllm@{name}"          # commands, {name} and {url} quoted for the shell; may be left out
 stop = "systemctl stop vllm@{name}"
 [router]
 format = "nginx"                               # a format of `packer export` that routes: nginx, envoy, routing, …

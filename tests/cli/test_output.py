@@ -87,6 +87,19 @@ def test_narrow_tables_cut_nothing(width: int, capsys: Capture, monkeypatch: pyt
     assert all(word in words for word in " ".join([*heads, *row]).split())
 
 
+@pytest.mark.parametrize(("width", "kind"), [(60, "l40s/llama-3.1-8b-instruct"), (40, "l40s/llama-3.1")])
+def test_a_table_breaks_its_longest_words_only(
+    width: int, kind: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long name is broken only where the table has no room for it, and no other word is."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = ["0", "l40s/llama-3.1-8b-instruct", "step time: ITL 110 ms with 181 requests running"]
+    output.show(output.Table("", ["server", "kind", "headroom"], [row, row]))
+    head, _, first, *_ = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert head.split() == ["server", "kind", "headroom"]
+    assert kind in first
+
+
 @pytest.mark.parametrize("width", [40, 90])
 def test_lines_break_between_words(width: int) -> None:
     """No word is cut, lines go on below where their text begins, and a pipe gets a line whole."""
