@@ -132,12 +132,9 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
     if routes_path is not None:
-        first = Path(routes_path, "0000-routing.json")
-        while not os.path.exists(first.parent):  # made after the work
-            first = first.parent
         there = os.listdir(routes_path) if os.path.isdir(routes_path) else ()
         former = {os.path.join(routes_path, each) for each in there if _TABLE.fullmatch(each)}
-        out.check(str(first), *sorted(former))
+        out.check(_first_made(Path(routes_path, "0000-routing.json")), *sorted(former))
     prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
     fleet = file.fleet().held_to(hours.slo)
@@ -180,6 +177,11 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     for path in filter(None, (*files, routes_path)):
         out.note(f"wrote {path}")
     return 0
+
+
+def _first_made(path: Path) -> str:
+    """The path, or the first of its folders that is missing, which is made after the work."""
+    return str(path) if os.path.exists(path.parent) else _first_made(path.parent)
 
 
 def _replayed(found: Schedule, rates: Any, period_s: float, seed: int) -> dict[str, Any]:

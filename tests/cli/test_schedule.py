@@ -140,7 +140,7 @@ def test_a_folder_is_made_when_its_tables_are_known(capsys: pytest.CaptureFixtur
     assert run([*words, "new/routes"]) == 2
     assert not Path("new").exists()
     assert "none.csv" in capsys.readouterr().err
-    for folder, why in (("day.csv/routes", "there is no directory"), ("n" * 300, "File name too long"), ("-", "a file")):
+    for folder, why in (("day.csv/routes", "no directory"), ("n" * 300, "File name too long"), ("-", "a file")):
         assert run([*words, folder]) == 2
         assert why in capsys.readouterr().err
 

@@ -120,8 +120,8 @@ def test_only_servers_with_commands_are_started_and_stopped() -> None:
 
 def test_no_server_stops_whose_adapters_the_others_do_not_hold() -> None:
     """With more adapters than slots, a server holds a fraction of the load: what the others held before is no reserve,
-    and a stop would be followed by a start, again and again. No stop is announced then, but why there was none, and when
-    it is tried again, until the load has risen."""
+    and a stop would be followed by a start, again and again. No stop is announced then, but why there was none and
+    when it is tried again, until the load has risen."""
     control = keeper(2, 2)
     control.capacity.of = lambda _server, own: 1000.0 if len(own) < 8 else 300.0  # type: ignore[method-assign]
     made = [control.decide(60.0 * minute, seen(500.0, [True, True])) for minute in range(60)]
