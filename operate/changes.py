@@ -77,11 +77,7 @@ def changed_fleet(
     if len(kept) < len(fleet):
         fleet = fleet.subset(kept) if kept else fleet
     found = replace(fleet, adapters=tuple(adapters)) if add else fleet
-    if rate_factor != 1.0:
-        scaled = found.scaled(rate_factor)
-        pairs = zip(scaled.adapters, found.given_rates.tolist(), strict=True)
-        found = replace(scaled, adapters=tuple(a if rate else replace(a, rate=0.0) for a, rate in pairs))
-    return found, kept
+    return found if rate_factor == 1.0 else found.scaled(rate_factor), kept
 
 
 def with_goal(fleet: Workload, running: Plan) -> Workload:

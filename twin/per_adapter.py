@@ -116,7 +116,7 @@ def slo_used(sim: Run) -> FloatArray:
 
     Infinite if the server does not start, starves or has a queue that grows. An adapter with fewer than `FEW_REQUESTS`
     may have a 95th percentile of its own up to `FEW_MAY_REACH` times its limit. An adapter with fewer than `MEAN_FROM`
-    may have any, and gets the mean ITL of its server. Other statistics likewise, by `ENOUGH`.
+    may have any, and gets the mean ITL of its server, an idle one 0. Other statistics likewise, by `ENOUGH`.
     """
     if sim.status != "ok" or sim.starved or not sim.stable:
         return np.full(len(sim.workload), np.inf)
@@ -161,7 +161,8 @@ def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
         span_ms, gaps = (each.sum() for each in _spans_and_gaps(sim))  # per token, as those of adapters
         server_ms = span_ms / gaps if gaps else 0.0
         own_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
-        return np.where(sim.completed_of >= MEAN_FROM, own_ms, server_ms)
+        served = (sim.workload.given_rates > 0.0) | (sim.completed_of > 0.0)
+        return np.where(sim.completed_of >= MEAN_FROM, own_ms, np.where(served, server_ms, 0.0))
     values, owners = sim.requests_ms(what)
     count = np.bincount(owners, minlength=len(sim.workload))
     if statistic == "mean":

@@ -187,9 +187,7 @@ def latest_rates(trace: Trace, window_s: float) -> FloatArray:
 
 def _gap_s(trace: Trace) -> float:
     """Mean time from one request to the next, s."""
-    if trace.span_s <= 0:
-        raise ValidationError("Expected a trace that lasts longer than 0 s to measure rates.")
-    return trace.span_s / (len(trace) - 1)
+    return trace.lasting_s / (len(trace) - 1)
 
 
 def loads_text(names: Sequence[str], loads: Mapping[str, FloatArray]) -> str:

@@ -83,6 +83,14 @@ class Trace:
         return float(self.time_s[-1] - self.time_s[0])
 
     @property
+    def lasting_s(self) -> float:
+        """`span_s`; raises `ValidationError` if it is 0, because such a trace has no rates."""
+        if self.span_s <= 0:
+            got = f"got {counted(len(self), 'request')} at one time in {self.source}"
+            raise ValidationError(f"Expected requests that last longer than 0 s to measure rates, {got}.")
+        return self.span_s
+
+    @property
     def owner(self) -> IntArray:
         """`adapter`; raises `ValidationError` if it is not recorded."""
         if self.adapter is None:

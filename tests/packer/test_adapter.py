@@ -43,10 +43,11 @@ def test_rates(rate: object) -> None:
 
 @pytest.mark.parametrize("rate", [0, 0.0, -0.0])
 def test_a_rate_of_0_is_idle(rate: float) -> None:
-    """An adapter without requests is part of a fleet, in Python as in files and generated fleets."""
+    """An adapter without requests is part of a fleet, in Python as in files and generated fleets, at any factor."""
     assert Adapter("a", 8, rate).rate == IDLE_RATE
     fleet = generate_workload(4, ranks=[8], rates=[0.0, 1.0])
     assert sorted(fleet.rates) == [IDLE_RATE, IDLE_RATE, 1.0, 1.0]
+    assert sorted(fleet.scaled(1.5).given_rates) == [0.0, 0.0, 1.5, 1.5]
 
 
 def test_numpy_values_become_plain_and_frozen() -> None:

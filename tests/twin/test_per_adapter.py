@@ -278,6 +278,16 @@ def test_a_rare_adapter_gets_the_time_per_token_of_its_server() -> None:
     assert all(run.slo_used < 0.5 < 1.0 < run.mean_itl_ms / 10.0 for run in found)
 
 
+def test_an_idle_adapter_breaks_no_limit_of_a_slow_server(make_profile: MakeProfile) -> None:
+    """An adapter of rate 0 has no tokens, so that it is not counted among those whose mean ITL breaks a limit."""
+    adapters = [Adapter(name, 8, rate) for name, rate in (("busy", 1.0), ("idle", 0.0))]
+    given = Lengths.constant(20), Lengths.constant(10)
+    run = simulate(Workload(adapters, *given), make_profile(), max_loras=2, duration_s=100.0, slo="mean_itl_ms=0.001")
+    busy, idle = run.adapter_slo_used.tolist()
+    assert (run.stable, idle) == (True, 0.0)
+    assert busy > 1.0
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 19, 20, 21, 1000, 20001])
 def test_quantiles_are_numpys(n: int) -> None:
     """Quantiles are those of `numpy.quantile`, to the bit, and the values stay in their order."""
