@@ -38,8 +38,6 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
                 data = packed.read(HEAD_BYTES)
     except (OSError, EOFError, ValueError, zlib.error):
         return None
-    if data.startswith(b"PK\3\4"):
-        return "spreadsheet"
     if data.startswith(b"PAR1"):
         from packer.io.files import read_bytes
         from packer.io.parquet import read_parquet

@@ -123,17 +123,22 @@ def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], ob
             '(APIServer pid=7) INFO:     10.0.0.2:41 - "POST /v1/chat HTTP/1.1" 200\n',
             "from-metrics",
         ),
-        ("spreadsheet", "PK\3\4\0\0", "save it as CSV"),
+        ("spreadsheet", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\x13\0\x08\2[Content_Types].xml", "save it as CSV"),
+        ("spreadsheet", bytes.fromhex("d0cf11e0a1b11ae1"), "save it as CSV"),
+        ("packed file", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\5\0\0\0a.csv", "unpack it"),
+        ("packed file", bytes.fromhex("28b52ffd0400"), "unpack it"),
+        ("packed file", bytes.fromhex("fd377a585a00"), "unpack it"),
+        ("packed file", gzip.compress(b"a.csv".ljust(257, b"\0") + b"ustar\x0000"), "unpack it"),
     ],
 )
 @pytest.mark.parametrize("read", [read_workload, read_trace, load_plan])
 def test_a_file_that_no_command_reads_is_named(
-    kind: str, text: str, instead: str, read: Callable[[Path], object], tmp_path: Path
+    kind: str, text: str | bytes, instead: str, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     """What people have at hand and packer can't read, whatever it is called, is named with what to do instead."""
     for name in ("given.csv", "given.txt", "given.log"):
         path = tmp_path / name
-        path.write_text(text)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
         assert kind_of(path) == kind
         with pytest.raises(FileFormatError, match=rf"expected a [\w ]+\. This is a {kind}: ") as caught:
             read(path)
