@@ -101,7 +101,16 @@ def _surviving(plan: Plan, lose: Collection[int]) -> tuple[tuple[Bin, ...], list
 
 
 def between(old: Plan, new: Plan) -> Moves:
-    """Moves from one plan to another on running servers, matched by profile and adapters' names to move few."""
+    """Moves from one plan to another on running servers, matched by adapters' names to move few, and by model, GPU and
+    engine: a server goes on under another name of its profile, and after a calibration."""
+    profiles = dict.fromkeys(item.profile for item in new.bins)
+
+    def as_now(item: Bin) -> Bin:
+        own = item.profile
+        alike = [each for each in profiles if (each.model.name, each.gpu.name) == (own.model.name, own.gpu.name)]
+        now = next((each for each in alike if each.engine == own.engine), own)
+        return item if own in profiles else replace(item, profile=now)
+
     left = going_on(old, new.workload)
-    found, numbers = moves_of(tuple(left.values()), new.bins), tuple(left)
+    found, numbers = moves_of([*map(as_now, left.values())], new.bins), tuple(left)
     return replace(found, servers=tuple(None if k is None else numbers[k] for k in found.servers))

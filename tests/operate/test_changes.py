@@ -13,7 +13,7 @@ from packer.arrival import Arrivals, RequestTrace
 from packer.errors import InfeasibleError, UnknownNameError, ValidationError
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
 from packer.io.workloads import table_of
-from packer.operate.changes import changed_plan
+from packer.operate.changes import between, changed_plan
 from packer.plan import Plan
 
 Make = Callable[..., Plan]
@@ -132,3 +132,13 @@ def test_adapters_of_a_lost_server_move(toy_plan: Make) -> None:
         changed_plan(plan, lose=[2])
     with pytest.raises(InfeasibleError, match="does not hold without its 2 servers: none is left"):
         changed_plan(plan, lose=[0, 1])
+
+
+def test_servers_go_on_whatever_their_profile_is_called(toy_plan: Make) -> None:
+    """A calibration, or another name of the profile, replaces no running server; another engine does."""
+    old = toy_plan(["a", "b"])
+    profile = replace(old.bins[0].profile, name="calibrated", startup_s=7.0)
+    other = replace(profile, engine=replace(profile.engine, block_size=32))
+    for own, continues in ((profile, (0, 1)), (other, (None, None))):
+        new = replace(old, bins=tuple(replace(item, profile=own) for item in old.bins))
+        assert between(old, new).servers == continues
