@@ -104,7 +104,7 @@ def export_plan(
     Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
     not fit the stack's version, starts another engine than the plan's, can't read the source of an adapter, or its pods
     lack a volume, a token or an image for their GPUs; `ValidationError`: an adapter has no source although a table was
-    given, or a server has no valid port or address.
+    given, a server has no valid port or address, or the folder of adapters can't be mounted.
     """
     from packer.export.kubernetes import check_pods
     from packer.export.makers import check_image
@@ -121,6 +121,9 @@ def export_plan(
     found = servers(plan, chosen, numbers)
     if kind.engine is not None:
         _check_engine(plan, format_name)
+    if ":" in chosen.adapters_dir and (chosen.adapters_claim or format_name == "compose"):
+        rule = "Expected a folder of adapters without a colon, as neither Kubernetes nor Docker mounts one with it"
+        raise ValidationError(f"{rule}, got {shown(chosen.adapters_dir)}.")
     if kind.image:
         check_image((item.profile.gpu.name for item in plan.bins), chosen.image)
     files = {name: text for name, text in kind.render(found, chosen).items() if text}

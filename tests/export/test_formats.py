@@ -89,6 +89,15 @@ def test_missing_source_is_named(toy_plan: Callable[..., Plan]) -> None:
         export_plan(toy_plan(["a", "b"]), "vllm", Options(sources={"a": "/x"}))
 
 
+@pytest.mark.parametrize("name", ["compose", "k8s", "helm"])
+def test_a_folder_that_no_volume_is_mounted_at_is_refused(toy_plan: Callable[..., Plan], name: str) -> None:
+    """Kubernetes and Docker take no colon in the path of a mount; without one it is a path like others."""
+    where = Options(adapters_dir="/a:b", adapters_claim=None if name == "compose" else "claim", token_secret="hf")
+    with pytest.raises(ValidationError, match="without a colon, as neither Kubernetes nor Docker"):
+        export_plan(toy_plan(["a", "b"]), name, where)
+    assert "/a:b/a" in export_plan(toy_plan(["a", "b"]), "vllm", Options(adapters_dir="/a:b"))["start.sh"]
+
+
 def test_adapters_stay_inside_their_folder(hostile_plan: Plan) -> None:
     """Without a table, no name leads out of the adapters' folder, and no two names meet."""
     entries = json.loads(export_plan(hostile_plan, "vllm", Options(adapters_dir="/data"))["args.json"])
