@@ -24,7 +24,8 @@ from packer.words import counted
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first number are in the unit behind it, s.
-UNKNOWN = "-"  # Web servers log a value that they do not have like this.
+UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
+"""What web servers, databases and data frames write for a value that they do not have."""
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
 WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
@@ -216,7 +217,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
     """The request of a row, or why it is left out: "other", "skipped" or "failed"; `met`: see `Fields.unmet`."""
     cells = row.cells
     known = {
-        name: [key for key in keys if key in cells and not row.is_blank(key) and cells[key] != UNKNOWN]
+        name: [key for key in keys if key in cells and not row.is_blank(key) and str(cells[key]) not in UNKNOWN]
         for name, keys in wanted.items()
     }
     where = {name: next(iter(keys), None) for name, keys in known.items()}
