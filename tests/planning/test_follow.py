@@ -251,6 +251,24 @@ def test_spread_adapters_get_all_of_their_requests(servers: int, most: int, busy
     assert most < servers or min(full) < most_tok_s
 
 
+def test_a_hot_adapter_stays_where_it_is_and_is_joined_by_the_idlest_server(server: Profile) -> None:
+    """An adapter to spread keeps its own server, though others have less load, and the next is the one with the least;
+    of several, the hottest is spread first, and the others see its load."""
+    fleet = Workload([Adapter(f"a{k}", 8, rate, *LONG) for k, rate in enumerate((6.0, 4.0, 3.0, 1.0, 2.0))])
+
+    def spread(parts: dict[int, int], *held: tuple[int, ...]) -> list[dict[int, float]]:
+        old = [Bin(own, server.settings(4, 8), server) for own in held]
+        first = next(nearby(fleet, old, 3, lambda _: True, parts))
+        return [dict(zip(item.adapters, (round(share, 2) for share in item.shares), strict=True)) for item in first]
+
+    assert spread({0: 2}, (0, 1, 4), (2,), (3,)) == [{1: 1.0, 4: 1.0, 0: 0.08}, {2: 1.0}, {3: 1.0, 0: 0.92}]
+    assert spread({1: 2, 0: 2}, (0, 1), (2,), (3, 4)) == [
+        {0: 0.75, 1: 0.31},
+        {2: 1.0, 0: 0.25},
+        {3: 1.0, 4: 1.0, 1: 0.69},
+    ]
+
+
 @pytest.mark.parametrize("plan", [packer.recommend, packer.solve])
 def test_a_server_without_lora_starts_again_for_its_first_adapter(plan: Callable[..., Plan], server: Profile) -> None:
     """A running server of the base model alone has slots once it holds an adapter, and goes on as it is until then."""

@@ -11,7 +11,8 @@ from packer.adapter import Adapter
 from packer.io.profiles import load_profile
 from packer.kv_shape import KvShape
 from packer.lengths import Lengths
-from packer.solvers.backbone import backbone_tok_s, engine_load, lightest, load_bound
+from packer.profile import LatencySpec
+from packer.solvers.backbone import backbone_tok_s, engine_load, engine_s, lightest, load_bound
 from packer.speculation import SpeculationSpec
 from packer.testing.analytic import small_profile
 from packer.twin.law.kernels import with_kernel
@@ -120,3 +121,14 @@ def test_a_decode_with_drafts_gives_several_tokens(
     served = asked.scaled(np.count_nonzero(late) / 450.0 / asked.rate)
     assert 0.3 < engine_load(served, profile) < 1.0
     assert load_bound(served, profile, 0.0, stable=True) == 1
+
+
+def test_a_request_takes_as_many_steps_as_it_has_decodes() -> None:
+    """With three drafts of which half are accepted, a decode gives 2.5 tokens: the steps of a full batch for 501
+    tokens are 500 / 2.5 decodes, and as much of the engine's time."""
+    profile = with_engine(
+        load_profile(LLAMA), vllm_version="0.32.0", max_num_seqs=100, speculation=SpeculationSpec("eagle3", 3, 0.5)
+    )
+    profile = replace(profile, latency=LatencySpec("linear", {"base_ms": 10.0}))
+    fleet = Workload([Adapter("a", 8, 2.0)], Lengths.constant(100), Lengths.constant(501))
+    assert engine_s(fleet)(profile)[0] == pytest.approx(2.0 * 500 / 2.5 / 100 * 10e-3)
