@@ -3,9 +3,9 @@
 model.aibrix.ai/v1alpha1 of AIBrix 0.5 to 0.8: an adapter is loaded on every pod that `spec.podSelector.matchLabels`
 selects (`matchExpressions` are not read). The servers of a replicated adapter have a label with their names, so that
 no pod starts again where other adapters get other servers. `spec.replicas` is left out: AIBrix only accepts 1.
-AIBrix serves an adapter under the name of its resource, which must be a DNS label. The annotation
-`packer/adapter` has the adapter's own name. AIBrix splits the requests of a replicated adapter by
-its own routing policy; the planned shares are in the annotation `packer/shares`.
+AIBrix serves an adapter under the name of its resource, and makes a Service of that name: a DNS label that starts with
+a letter, and that no server has. The annotation `packer/adapter` has the adapter's own name. AIBrix splits the requests
+of a replicated adapter by its own routing policy; the planned shares are in the annotation `packer/shares`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     base_by_its_name(servers, "AIBrix")
     sources = {item.name: item.source for server in servers for item in server.modules}
     table = {name: places for name, places in routes(servers).items() if name in sources}
-    if pair := quoting.alike(table, quoting.dns_name):
+    taken = {server.name for server in servers}
+
+    def resource(name: str) -> str:
+        own = quoting.dns_name(name)
+        return own if own[0].isalpha() and own not in taken else quoting.dns_name(f"adapter {name}")
+
+    if pair := quoting.alike(table, resource):
         rule = f"Expected adapters whose Kubernetes names differ, got {shown(pair[0])} and {shown(pair[1])}"
-        raise ValidationError(f"{rule}, both {quoting.dns_name(pair[0])!r}: rename one.")
+        raise ValidationError(f"{rule}, both {resource(pair[0])!r}: rename one.")
 
     def labels(server: ExportedServer) -> dict[str, str]:
         own = {_NAME: quoting.label_value(server.model), _PORT: str(server.port), _ENABLED: "true"}
@@ -41,7 +47,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             annotations["packer/shares"] = quoting.json_text(shares)
             key = f"packer/{quoting.dns_name('-'.join(shares))}"
             sets[key], selected = shares, {key: "true"}
-        own = {_NAME: quoting.dns_name(name), _PORT: str(first.port)}
+        own = {_NAME: resource(name), _PORT: str(first.port)}
         adapters.append((own, annotations, base, {_NAME: base} | selected, _artifact(name, sources[name])))
     return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),

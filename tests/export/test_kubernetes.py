@@ -112,6 +112,19 @@ def test_aibrix_names_that_collide_are_refused(toy_plan: Callable[..., Plan]) ->
     assert export_plan(toy_plan(["My Adapter", "my-adapter"], gpus=1), "aibrix", OPTIONS)
 
 
+def test_aibrix_adapters_have_names_of_services(toy_plan: Callable[..., Plan]) -> None:
+    """AIBrix makes a Service for each adapter: its name starts with a letter, and no server has it."""
+    names = ["7b-chat", "42", "gpu-0", "0/x", "own"]
+    files = export_plan(toy_plan(names, gpus=1), "aibrix", OPTIONS)
+    adapters = [each["metadata"] for each in yaml.safe_load_all(files["model-adapters.yaml"])]
+    found = {each["annotations"]["packer/adapter"]: each["name"] for each in adapters}
+    assert set(found) == set(names)
+    assert found["own"] == "own"
+    for name in found.values():
+        assert re.fullmatch("[a-z]([a-z0-9-]{0,61}[a-z0-9])?", name)
+        assert name != "gpu-0"
+
+
 def test_aibrix_pods_carry_the_selected_labels(hostile_plan: Plan) -> None:
     """A ModelAdapter is loaded on every pod that it selects: these are its planned servers."""
     files = export_plan(hostile_plan, "aibrix", OPTIONS)
