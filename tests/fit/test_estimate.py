@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,12 @@ def test_published_parameter_counts(root: Path, tmp_path: Path) -> None:
         vocab_size=256000,
         tie_word_embeddings="absent",
     )
-    for data, parameters in ((mistral, 7_248_023_552), (qwen3, 4_022_468_096), (gemma2, 9_241_705_984)):
+    smollm3 = config(
+        root, model_type="smollm3", hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=4, tie_word_embeddings="absent",
+    )  # fmt: skip
+    published = ((mistral, 7_248_023_552), (qwen3, 4_022_468_096), (gemma2, 9_241_705_984), (smollm3, 3_075_098_624))
+    for data, parameters in published:
         assert read(tmp_path, data).weights_bytes == 2 * parameters
 
 
@@ -364,8 +370,10 @@ def test_tensor_parallel_groups(root: Path) -> None:
         slow["per_prefill_token_ms"] - alone["per_prefill_token_ms"] / 2,
     )
     assert pcie > 5 * nvlink
-    with pytest.raises(IncompatibleError, match="divides the 32 attention heads"):
-        estimate_profile(model, "h100-80gb", tensor_parallel_size=3)
+    for heads, n in ((model, 3), (replace(model, heads=40, kv_heads=10), 4), (replace(model, heads=24), 3)):
+        with pytest.raises(IncompatibleError, match=r"divides the \d\d attention heads .*, and divides its \d+ KV"):
+            estimate_profile(heads, "h100-80gb", tensor_parallel_size=n)
+    assert estimate_profile(replace(model, kv_heads=2), "h100-80gb", tensor_parallel_size=4).engine.gpus == 4
 
 
 def test_the_band_is_what_the_calibrated_profiles_show(root: Path) -> None:
