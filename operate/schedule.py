@@ -31,7 +31,7 @@ from packer.public import public
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
-from packer.twin.hours import Hours, merged
+from packer.twin.hours import merged
 from packer.twin.memory.starts import starting
 from packer.workload import Workload
 
@@ -106,7 +106,7 @@ def schedule(
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
-    day = _Day(fleet, rates, period_s, asked, _groups(fleet, profile, rates, asked))
+    day = _Day(period_s, *_groups(fleet, profile, rates, asked))
     static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
@@ -114,9 +114,7 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(day.period([name], static))
-    # begin where the number of GPUs changes, so that midnight alone does not end a period
-    cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
-    merged = _merged([*periods[cut:], *periods[:cut]], lambda names: day.period(names, static), start_s)
+    merged = _merged(periods, lambda names: day.period(names, static), start_s)
     steady = with_steady_settings(merged, day.holds)
     found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
@@ -151,28 +149,36 @@ def _checked(rates: Mapping[str, FloatArray], n: int) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Adapters that are on one kind of server all day: their indices in the fleet, and the GPUs at hand."""
+    """Adapters that are on one kind of server all day: their indices in the fleet, periods, and the GPUs at hand."""
 
-    adapters: tuple[int, ...]
-    profile: Profile
+    adapters: Sequence[int]
+    periods: Periods
     max_gpus: int | None = None
 
+    @property
+    def profile(self) -> Profile:
+        return self.periods.profile
 
-def _groups(fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions) -> list[_Group]:
-    """The adapters of each kind of server; with several kinds, as in the plan for the busiest period."""
+
+def _groups(
+    fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions
+) -> tuple[Periods, list[_Group]]:
+    """The periods of the whole fleet, and the adapters of each kind of server; with several kinds, as in the plan for
+    the busiest period."""
     kinds = kinds_of(profile)
     profiles = [kind.profile for kind in kinds]
     (_, *more) = serving(fleet, profiles)
+    whole = Periods(fleet, profiles[0], rates, asked)
     if len(kinds) == 1 and not more:
         starting(fleet, profiles)
-        return [_Group(tuple(range(len(fleet))), profiles[0], kinds[0].available)]
-    plan = recommend(Periods(fleet, profiles[0], list(rates.values()), asked).busiest, kinds, **vars(asked))
+        return whole, [_Group(range(len(fleet)), whole, kinds[0].available)]
+    plan = recommend(whole.busiest(rates), kinds, **vars(asked))
     if plan.status is Status.INFEASIBLE:
         raise _none_holds(plan)
     held: dict[Profile, set[int]] = {}
     for item in plan.bins:
         held.setdefault(item.profile, set()).update(item.adapters)
-    return [_Group(tuple(sorted(own)), each) for each, own in held.items()]
+    return whole, [_Group(sorted(own), whole.of(sorted(own), each)) for each, own in held.items()]
 
 
 def _none_holds(plan: Plan) -> InfeasibleError:
@@ -182,37 +188,22 @@ def _none_holds(plan: Plan) -> InfeasibleError:
 
 @dataclass(frozen=True, eq=False)
 class _Day:
-    """The rates by period, and the search for servers that hold in some of the periods."""
+    """The periods of the whole fleet, and the search for servers that hold in some of them."""
 
-    fleet: Workload
-    rates: Mapping[str, FloatArray]
     period_s: float
-    asked: Conditions
+    whole: Periods
     groups: Sequence[_Group]
     _fewer: dict[Any, Sequence[Bin] | None] = field(default_factory=dict, init=False)
     """Servers found so far, by kind and rates: many hours of a table are equal."""
-
-    def _periods(self, group: _Group, names: Collection[str]) -> Periods:
-        """The adapters of a group in some periods."""
-        own = list(group.adapters)
-        whole = len(own) == len(self.fleet)
-        fleet = self.fleet if whole else self.fleet.subset(group.adapters)
-        return Periods(fleet, group.profile, [self.rates[name][own] for name in names], self.asked)
-
-    def busiest(self, names: Collection[str]) -> Workload:
-        """The whole fleet in the period with the highest offered load."""
-        rates = [self.rates[name] for name in names]
-        return Periods(self.fleet, self.groups[0].profile, rates, self.asked).busiest
 
     def static(self) -> Plan:
         """The plan that keeps the goal in every period."""
         bins: list[Bin] = []
         for group in self.groups:
-            periods = self._periods(group, self.rates)
-            if (found := periods.plan(group.max_gpus)) is None:
-                raise _none_holds(periods.missed(group.max_gpus))
+            if (found := group.periods.plan(self.whole.rates, group.max_gpus)) is None:
+                raise _none_holds(group.periods.missed(self.whole.rates, group.max_gpus))
             bins += [item.under(group.adapters) for item in found.bins]
-        return self._plan(list(self.rates), bins)
+        return self._plan(list(self.whole.rates), bins)
 
     def period(self, names: Sequence[str], static: Plan) -> Period:
         """The fewest servers for successive periods, in places of the static plan's; else all of a kind."""
@@ -224,7 +215,7 @@ class _Day:
             made = self._with_fewer(group, names, kept) or kept
             places += [own[k] for k in _places(kept, made)]
             bins += [item.under(group.adapters) for item in made]
-        begin_s = list(self.rates).index(names[0]) * self.period_s
+        begin_s = list(self.whole.rates).index(names[0]) * self.period_s
         end_s = begin_s + len(names) * self.period_s
         return Period(tuple(names), begin_s, end_s, self._plan(names, bins), tuple(places))
 
@@ -232,18 +223,17 @@ class _Day:
         """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal. Several
         periods get the servers of one of them if those keep the goal in all of them."""
         fewer = (len(static) - 1) * group.profile.engine.gpus
-        if not fewer or self.asked.stop():
+        if not fewer or self.whole.asked.stop():
             return None
-        key = group.profile, frozenset(self.rates[name].tobytes() for name in names)
+        key = group.profile, frozenset(self.whole.rates[name].tobytes() for name in names)
         if key not in self._fewer:
-            periods = self._periods(group, names)
             alone = [self._with_fewer(group, [name], static) for name in names if len(names) > 1]
             made = [bins for bins in alone if bins is not None]
             most = max(map(len, made), default=0)
-            held = (bins for bins in made if len(bins) == most and periods.hold(bins))
+            held = (bins for bins in made if len(bins) == most and group.periods.hold(names, bins))
             bins = next(held, None) if len(made) == len(alone) else None
             if bins is None and len(made) == len(alone):
-                plan = periods.plan(fewer, static)
+                plan = group.periods.plan(names, fewer, static)
                 bins = None if plan is None else plan.bins
             self._fewer[key] = bins
         return self._fewer[key]
@@ -251,20 +241,21 @@ class _Day:
     def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
         """Which of these servers, of one kind, hold in a period."""
         group = next(group for group in self.groups if group.profile == bins[0].profile)
-        return self._periods(group, each.names).keeping(_in_group(bins, group))
+        return group.periods.keeping(each.names, _in_group(bins, group))
 
     def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
         """Servers at the rates of the busiest of these periods, without their figures."""
-        margin = max(self.asked.margin_of(group.profile) for group in self.groups)
+        fleet, asked = self.whole.busiest(names), self.whole.asked
+        margin = max(asked.margin_of(group.profile) for group in self.groups)
         return Plan(
-            self.busiest(names), tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
-            objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=self.asked.seed,
+            fleet, tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
+            objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=asked.seed,
             versions=versions([group.profile for group in self.groups]), limits=WHOLE_GOAL,
         )  # fmt: skip
 
     def with_figures(self, plan: Plan) -> Plan:
         """The plan with the figures of its servers and adapters from a simulated hour."""
-        hours = Hours(self.asked.seed).all(plan.bins, plan.workload)
+        hours = self.whole.hours.all(plan.bins, plan.workload)
         figures = Evaluations.of([hour.figures for hour in hours])
         return replace(plan, evaluations=figures, adapters=merged(plan.workload, plan.bins, hours))
 
@@ -283,8 +274,10 @@ def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
 
 
 def _merged(periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float) -> list[Period]:
-    """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included."""
-    found = list(periods)
+    """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included; the
+    first is one in which the number of GPUs changes, so that midnight alone does not end a period."""
+    cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
+    found = [*periods[cut:], *periods[:cut]]
     k = 0
     while k + 1 < len(found):
         one, other = found[k], found[k + 1]

@@ -32,6 +32,7 @@ from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.base import Clock, limit_of
 from packer.twin.engine_rules import caches_prefixes
+from packer.twin.hours import Hours
 from packer.words import counted
 from packer.workload import Workload
 
@@ -55,11 +56,13 @@ class Frontier(Clock, Conditions):
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
     `before`: number of servers of other models that come before those of this fleet, for reasons that name servers.
+    `known`: hours that other searches with this seed simulated; None: there are none.
     """
 
     workload: Workload
     profile: Profile
     before: int = 0
+    known: Hours | None = None
     broken: list[Hour] = field(default_factory=list, init=False)  # Fresh hours that break the plan judged last.
     _points: dict[int, FrontierPoint] = field(default_factory=dict, init=False)
     _plans: dict[Any, Future[Plan]] = field(default_factory=dict, init=False)
@@ -83,8 +86,8 @@ class Frontier(Clock, Conditions):
         self.margin, self.confidence = self.margin_of(self.profile), None
         self.copies = self.max_replicas or MOST_REPLICAS
         self.replayed = self.workload.arrivals.trace is not None
-        self.raised = self.workload if self.replayed else self.workload.scaled(1.0 + self.margin)
-        self.hours = PlannedHours(self.seed, self.over)
+        self.hours = self.known or PlannedHours(self.seed, self.over)
+        self.raised = self.workload if self.replayed else self.hours.at(self.workload, 1.0 + self.margin)
         try:  # the fastest one; a profile without a shipped tree is searched with another profile's
             self.predictor = TreePredictor.for_profile(self.profile)
         except ModelError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from packer.arrays import FloatArray
 from packer.bin import Bin
@@ -14,72 +14,81 @@ from packer.planning.frontier import Conditions
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.loop import judged, planned
 from packer.planning.recommend import Deployment
+from packer.planning.starving import PlannedHours
 from packer.profile import Profile
-from packer.twin.hours import Hours
 from packer.workload import Workload
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Periods:
     """A fleet of one base model, on one kind of server, at the rates of some periods. `rates`: float64 (n,) for each
-    period, req/s. `asked`: the parameters of the search; its margin raises the rates, as for `packer.recommend`."""
+    period by its name, req/s. `asked`: the parameters of the search; its margin raises the rates, as for
+    `packer.recommend`. Each hour is simulated once for all searches."""
 
     fleet: Workload
     profile: Profile
-    rates: Sequence[FloatArray]
+    rates: Mapping[str, FloatArray]
     asked: Conditions
+    _at: dict[bytes, Workload] = field(default_factory=dict, init=False)  # The fleet at the rates of a period.
 
-    @property
-    def busiest(self) -> Workload:
-        """The fleet in the period with the highest offered load."""
+    def __post_init__(self) -> None:
+        self.hours = PlannedHours(self.asked.seed, self.asked.stop)
+
+    def of(self, adapters: Sequence[int], profile: Profile) -> Periods:
+        """The periods of some of the adapters, on another kind of server."""
+        rates = {name: vector[adapters] for name, vector in self.rates.items()}
+        return Periods(self.fleet.subset(adapters), profile, rates, self.asked)
+
+    def busiest(self, names: Collection[str]) -> Workload:
+        """The fleet in the period, of these, with the highest offered load."""
         tokens = self.fleet.mean_tokens
-        return with_rates(self.fleet, max(self.rates, key=lambda vector: float(vector @ tokens)))
+        return self._with(max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens)))
 
-    def _others(self, busiest: Workload) -> list[Hour]:
-        """One hour of each period in which some adapter has a higher rate than in the busiest period."""
-        hotter = {each.tobytes(): each for each in self.rates if (each > busiest.rates).any()}
-        return [Hour(self._raised(with_rates(self.fleet, each)), self.asked.seed) for each in hotter.values()]
+    def _with(self, rates: FloatArray) -> Workload:
+        if (key := rates.tobytes()) not in self._at:
+            self._at[key] = with_rates(self.fleet, rates)
+        return self._at[key]
 
     def _raised(self, fleet: Workload) -> Workload:
         """The fleet with its rates raised by the margin."""
-        return fleet.scaled(1.0 + self.asked.margin_of(self.profile))
+        return self.hours.at(fleet, 1.0 + self.asked.margin_of(self.profile))
 
-    def plan(self, max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
-        """The fewest servers that keep the goal in all periods, found as `packer.recommend` finds them. None: no plan
+    def _kept(self, names: Collection[str]) -> KeptHours:
+        """The hours in which servers are judged: those of the busiest period, and one of each period in which some
+        adapter has a higher rate."""
+        fleet, seed = self.busiest(names), self.asked.seed
+        hotter = {each.tobytes(): each for each in map(self.rates.__getitem__, names) if (each > fleet.rates).any()}
+        others = [Hour(self._raised(self._with(each)), seed) for each in hotter.values()]
+        return KeptHours(fleet, self._raised(fleet), seed, self.hours, others)
+
+    def plan(self, names: Collection[str], max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
+        """The fewest servers that keep the goal in these periods, found as `packer.recommend` finds them. None: no plan
         on at most `max_gpus` keeps it. `running`: servers that the plan stays close to."""
-        task = self._task(max_gpus, running)
+        task = self._task(names, max_gpus, running)
         try:
             plan = judged(task)
             if plan is None or plan.verified is False:
                 return None
             return task.near(plan) if running else plan
         finally:
-            task.hours.forget()
+            self.hours.forget()
 
-    def missed(self, max_gpus: int | None) -> Plan:
+    def missed(self, names: Collection[str], max_gpus: int | None) -> Plan:
         """If `plan` finds none: the plan that breaks the goal least, whose reasons say what would help."""
-        return planned(self._task(max_gpus))
+        return planned(self._task(names, max_gpus))
 
-    def _task(self, max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
-        fleet = self.busiest
-        job = Frontier(fleet, self.profile, **vars(self.asked))
-        job.kept = KeptHours(fleet, job.raised, job.seed, job.hours, others=self._others(fleet))
+    def _task(self, names: Collection[str], max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
+        job = Frontier(self.busiest(names), self.profile, known=self.hours, **vars(self.asked))
+        job.kept = self._kept(names)
         return Deployment(job, max_gpus, tuple(running))
 
-    def hold(self, bins: Sequence[Bin]) -> bool:
-        """Whether these servers keep the goal in every period and in fresh hours of the busiest period."""
-        kept = self._kept
+    def hold(self, names: Collection[str], bins: Sequence[Bin]) -> bool:
+        """Whether these servers keep the goal in these periods and in fresh hours of the busiest one."""
+        kept = self._kept(names)
         return kept.holds(bins) and not kept.broken_later(bins)
 
-    def keeping(self, bins: Sequence[Bin]) -> list[bool]:
-        """Which of these servers keep the limits of their adapters in every period."""
-        kept = self._kept
+    def keeping(self, names: Collection[str], bins: Sequence[Bin]) -> list[bool]:
+        """Which of these servers keep the limits of their adapters in these periods."""
+        kept = self._kept(names)
         used = kept.used(bins, [*kept.hours, kept.given, *kept.others], [1.0] * len(bins))
         return [each <= 1.0 for each in used]
-
-    @property
-    def _kept(self) -> KeptHours:
-        """The hours in which given servers are judged."""
-        fleet, seed = self.busiest, self.asked.seed
-        hours = Hours(seed, self.asked.stop)
-        return KeptHours(fleet, self._raised(fleet), seed, hours, others=self._others(fleet))

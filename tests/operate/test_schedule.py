@@ -194,6 +194,22 @@ def test_equal_hours_are_one_period(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.running(0) == [(0.0, 4 * 3600.0)]
 
 
+def test_no_hour_of_a_day_is_simulated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for a day and its periods, the check of merged periods and the figures share simulated hours."""
+    seen: list[Any] = []
+    hour_of = Hours._hour_of
+
+    def counted(self: Hours, job: Any, most: float | None) -> Any:
+        seen.append((job[0], job[1].rates.tobytes(), job[2], most))
+        return hour_of(self, job, most)
+
+    monkeypatch.setattr(Hours, "_hour_of", counted)
+    monkeypatch.setattr(Hours, "ahead", lambda *_: None)  # of which some are begun in vain
+    fleet = FLEET.subset(range(20))
+    assert scheduled({name: 1.4 * rates[:20] for name, rates in day(3).items()}, fleet).static.n_gpus > 1
+    assert len(seen) == len(set(seen))
+
+
 def test_slow_starts_keep_servers_on() -> None:
     """A server that takes longer to start than it would be off is not stopped."""
     rates = {str(t): np.full(len(FLEET), 0.65 if t % 2 else 0.13) for t in range(4)}
@@ -346,18 +362,23 @@ def test_rates_come_from_a_trace() -> None:
 
 
 def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Schedule) -> None:
-    """Two GPUs from 7 to 8 and one from 0 to 1 (the next day): two for both hours are not planned."""
+    """Two GPUs from 7 to 8 and one from 0 to 1 (the next day): two for both hours are not planned. One GPU before and
+    after midnight may be one period."""
     noon, night = (next(each for each in found.periods if each.gpus == n) for n in (2, 1))
     late = replace(noon, start_s=7 * 3600.0, end_s=8 * 3600.0)
     early = replace(night, start_s=0.0, end_s=3600.0)
+    both = replace(night, start_s=8 * 3600.0, end_s=10 * 3600.0)
     tried: list[Any] = []
 
     def plan_for(names: Any) -> Period:
         tried.append(names)
-        return noon
+        return both
 
     assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
     assert not tried
+    evening = replace(night, names=("3",), start_s=8 * 3600.0, end_s=9 * 3600.0)
+    assert schedules._merged([early, late, evening], plan_for, 0.0) == [late, both]
+    assert tried == [(*evening.names, *early.names)]
 
 
 @pytest.mark.parametrize(("from_hour", "hours"), [(22, 4), (9, 3), (6, 24)])
