@@ -66,6 +66,11 @@ class ModelDimensions:
         """Layers with a KV cache."""
         return self.layers - self.state_layers
 
+    def splits_over(self, gpus: int) -> bool:
+        """Whether so many GPUs divide the heads, and divide the KV heads or hold copies of each on as many GPUs
+        (vllm/model_executor/layers/linear.py, `QKVParallelLinear`)."""
+        return self.heads % gpus == 0 and max(gpus, self.kv_heads) % min(gpus, self.kv_heads) == 0
+
     def attention_shapes(self, gpus: int = 1) -> list[tuple[float, float, int]]:
         """Inputs, outputs and slices of an attention layer's matrices on one of `gpus` GPUs, as vLLM packs them. Each
         GPU has at least one KV head."""

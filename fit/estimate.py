@@ -140,17 +140,15 @@ def _with_defaults(
 
 
 def _checked_gpus(sizes: ModelDimensions, gpus: int, engine_name: str, kv_cache_dtype: str) -> int:
-    """Return the GPUs of a rank; raises if a name is unknown or the GPUs do not divide the attention heads. They also
-    divide the KV heads, or each has copies on as many (vllm/model_executor/layers/linear.py, `QKVParallelLinear`)."""
+    """Return the GPUs of a rank; raises if a name is unknown or the GPUs do not divide the attention heads."""
     if engine_name not in ENGINES:
         raise UnknownNameError("engine", engine_name, ENGINES)
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise UnknownNameError("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
     n = checks.integer("tensor_parallel_size", gpus, low=1, high=64)
-    heads, kv_heads = sizes.heads, sizes.kv_heads
-    if heads % n or max(n, kv_heads) % min(n, kv_heads):
-        rule = f"Expected a tensor_parallel_size that divides the {heads} attention heads of {sizes.name}"
-        raise IncompatibleError(f"{rule}, and divides its {kv_heads} KV heads or is a multiple of them, got {n}.")
+    if not sizes.splits_over(n):
+        rule = f"Expected a tensor_parallel_size that divides the {sizes.heads} attention heads of {sizes.name}"
+        raise IncompatibleError(f"{rule}, and divides its {sizes.kv_heads} KV heads or is a multiple of them, got {n}.")
     return n
 
 

@@ -39,7 +39,7 @@ def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> f
     left."""
     n, budget = engine.tensor_parallel_size, _budget_bytes(model, sheet, engine)
     if budget <= 0:
-        larger = [k for k in (2, 4, 8, 16) if k > n and not model.heads % k]
+        larger = [k for k in (2, 4, 8, 16) if k > n and model.splits_over(k)]
         split = {k: replace(engine, tensor_parallel_size=k) for k in larger}
         more = next((k for k in larger if _budget_bytes(model, sheet, split[k]) > 0.0), None)
         raise IncompatibleError(

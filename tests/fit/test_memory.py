@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,9 +51,12 @@ def test_kv_tokens_of_a_measured_rtx_4090() -> None:
 
 
 def test_servers_that_do_not_start() -> None:
-    """Weights that fill the card are refused; a context longer than the KV cache is a memory error."""
+    """Weights that fill the card are refused, with the next size that the heads allow; a context longer than the KV
+    cache is a memory error."""
     with pytest.raises(IncompatibleError, match=r"no memory for a KV cache. What does: --tensor-parallel-size 2."):
         estimate_profile("openai/gpt-oss-120b", "h100-80gb", max_model_len=16000)
+    with pytest.raises(IncompatibleError, match=r"no memory for a KV cache\.$"):  # two GPUs are too few, of 10 KV heads
+        estimate_profile(replace(model_named("microsoft/phi-4"), layers=120), "l4", max_model_len=4096)
     with pytest.raises(IncompatibleError, match="2 x NVIDIA L40S"):
         estimate_profile("meta-llama/Llama-3.1-70B", "l40s", tensor_parallel_size=2)
     long = estimate_profile("Qwen/Qwen3-32B", "h100-80gb", max_model_len=40_000)
