@@ -15,7 +15,7 @@ from packer.goal import Goal, GoalLike
 from packer.gpu import Kinds, kinds_of, serving
 from packer.moves import aligned, as_running, moved, moves_of
 from packer.objectives.slo import Slo
-from packer.plan import Plan
+from packer.plan import Plan, Status
 from packer.planning.behind import fewer_behind_router
 from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
@@ -340,7 +340,7 @@ class Deployment:
         assert self.first is not None
         reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
         if self.rounds and plan.verified is None:
-            reasons = (UNCONFIRMED,)
+            plan, reasons = replace(plan, status=Status.FEASIBLE), (UNCONFIRMED,)
         reasons += (*by_luck(self.job, plan), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)

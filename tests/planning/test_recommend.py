@@ -19,8 +19,8 @@ from packer.plan import Plan, Status
 from packer.planning.explain import outcome
 from packer.planning.explore import Frontier
 from packer.planning.kept import SERVER_HOURS
-from packer.planning.loop import judged
-from packer.planning.recommend import Deployment
+from packer.planning.loop import judged, planned
+from packer.planning.recommend import UNCONFIRMED, Deployment
 from packer.profile import Profile
 from packer.room import Room
 from packer.solvers.candidates import beyond_measured
@@ -258,6 +258,14 @@ def test_an_optimal_plan_stays_optimal_with_more_slots(server: Profile) -> None:
     other = task.changed(plan, [item.with_slots(item.max_loras - 1) for item in plan.bins])
     assert other is not None
     assert (other.status, other.gap) == (plan.status, plan.gap) == (Status.OPTIMAL, 0.0)
+
+
+def test_a_plan_that_fresh_hours_may_break_is_not_optimal(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan whose time was over before fresh hours is feasible and says so: they may take more GPUs than its bound."""
+    task = Deployment(Frontier(Workload([Adapter("a", 8, 0.2)]), server))
+    monkeypatch.setattr(task, "over", lambda: True)
+    found = planned(task)
+    assert (found.status, found.gap, found.reasons) == (Status.FEASIBLE, 0.0, (UNCONFIRMED,))
 
 
 def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
