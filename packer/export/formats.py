@@ -101,13 +101,15 @@ def export_plan(
     `stack_version`: version of the stack that the files are for; None: not checked.
     `numbers`: numbers of the servers in names and addresses, as `Period.servers` of a schedule; None: from 0.
 
-    Raises `UnknownNameError`: no format has that name; `IncompatibleError`: the plan is infeasible, the format does
-    not fit the stack's version, starts another engine than the plan's, can't read the source of an adapter, or its pods
-    lack a volume, a token or an image for their GPUs; `ValidationError`: an adapter has no source although a table was
-    given, a server has no valid port or address, or the folder of adapters can't be mounted.
+    Raises `UnknownNameError`: no format has that name, or the plan lacks the GPU that a node label is for;
+    `IncompatibleError`: the plan is infeasible, the format does not fit the stack's version, starts another engine than
+    the plan's, can't read the source of an adapter, or its pods lack a volume, a token or an image for their GPUs;
+    `ValidationError`: an adapter has no source although a table was given, a server has no valid
+    port or address, or the folder of adapters can't be mounted.
     """
     from packer.export.kubernetes import check_pods
     from packer.export.makers import check_image
+    from packer.export.nodes import short_name
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:
@@ -119,6 +121,9 @@ def export_plan(
             raise IncompatibleError(rule)
         kind.fits.check(stack_version)
     found = servers(plan, chosen, numbers)
+    gpus = {short_name(item.profile.gpu.name) for item in plan.bins}
+    if unused := sorted(chosen.node_labels.keys() - gpus - {""}):
+        raise UnknownNameError("GPU of --node-label", unused[0], gpus)
     if kind.engine is not None:
         _check_engine(plan, format_name)
     if ":" in chosen.adapters_dir and (chosen.adapters_claim or format_name == "compose"):

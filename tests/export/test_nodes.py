@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from packer.errors import IncompatibleError, ValidationError
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.export.formats import export_plan
 from packer.export.nodes import KINDS, parse_labels, short_name
 from packer.export.servers import Options
@@ -93,7 +93,8 @@ def test_ray_names_the_accelerator(toy_plan: Callable[..., Plan]) -> None:
 
 
 def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:
-    """A plan of one kind selects no nodes, unless a label is given; an unknown kind among several needs one."""
+    """A plan of one kind selects no nodes, unless a label is given; an unknown kind among several needs one, and a
+    label for a GPU that is not in the plan is refused."""
     plan = toy_plan(NAMES, gpus=2)
     options = Options(sources=REPOSITORIES, token_secret="hf")
     assert "affinity" not in export_plan(plan, "k8s", options)["packer.yaml"]
@@ -101,6 +102,8 @@ def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:
     assert export_plan(plan, "k8s", labelled)["packer.yaml"].count("gke-accelerator") == 2
     with pytest.raises(IncompatibleError, match="--node-label mine:KEY=VALUE"):
         export_plan(of_kinds(plan, "NVIDIA L4", "mine"), "k8s", options)
+    with pytest.raises(UnknownNameError, match="mean 'toy-gpu'"):
+        export_plan(plan, "k8s", replace(options, node_labels=parse_labels(["toy:pool=large"])))
 
 
 @pytest.mark.parametrize("bad", ["pool", "=x", "pool=", "po ol=x", "pool=a/b", "l4:=x", f"pool={'x' * 64}"])

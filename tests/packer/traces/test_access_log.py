@@ -90,19 +90,18 @@ def test_own_keys_and_gzip(tmp_path: Path) -> None:
 
 
 def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
-    """A trace that is known by its columns keeps them where a key says which column has the adapters."""
+    """A trace that is known by its columns keeps them beside others, of which a key or its name says the adapters."""
     path = tmp_path / "burst.csv"
-    head, own = (
-        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-        "1,chat,5,6,11,API log",
-    )
-    path.write_text(f"{head}\n{own}\n")
+    head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    path.write_text(f"{head}\n1,chat,5,6,11,API log\n")
     assert read_trace(path).names == ()
     assert read_trace(path, Fields(keys={"model": "Model"})).names == ("chat",)
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens,Lora\n1,5,6,sql\n")
-    assert read_trace(path, Fields(keys={"model": "Lora"})).names == ("sql",)
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens,Tune\n1,5,6,sql\n")
+    assert (read_trace(path).names, read_trace(path, Fields(keys={"model": "Tune"})).names) == ((), ("sql",))
     with pytest.raises(FileFormatError, match="Found: timestamp, contexttokens"):
         read_trace(path, Fields(keys={"model": "adapter"}))
+    path.write_text(path.read_text().replace("Tune", "adapter_name"))
+    assert read_trace(path).names == ("sql",)
 
 
 @pytest.mark.parametrize(
