@@ -84,8 +84,9 @@ def words(data: bytes, rng: Rng) -> bytes:
 
 
 def json_text(data: bytes, rng: Rng) -> bytes:
-    """A JSON document with other values and keys."""
-    return json.dumps(_changed(json.loads(data), rng)).encode()
+    """A JSON document with other values and keys, or another value in its place."""
+    whole = rng.random() < 0.02
+    return json.dumps(VALUES[rng.integers(len(VALUES))] if whole else _changed(json.loads(data), rng)).encode()
 
 
 def toml_text(data: bytes, rng: Rng) -> bytes:

@@ -12,7 +12,7 @@ def test_a_fixed_set_of_cases_has_no_finding(root: Path, tmp_path: Path) -> None
     """Damaged, odd and changed files of every reader: no other exception, no dead process, no long case."""
     out = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, root / "benchmarks" / "fuzz" / "run.py", "--cases", "900", "--json", out],
+        [sys.executable, root / "benchmarks" / "fuzz" / "run.py", "--cases", "1500", "--json", out],
         capture_output=True,
         text=True,
         timeout=300,
