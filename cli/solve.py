@@ -43,7 +43,8 @@ class Planning:
         measured from the trace]
     rate_factor: Plan for every rate times this.
     add_path: Plan for these adapters as well: a workload file.
-    spare: GPUs that may fail: with 1 the plan keeps --slo on the others.
+    spare: GPUs that may fail: with 1 the plan keeps --slo on the others. [default: as many as of the plan of --from,
+        else 0]
     confidence: How sure the plan is to hold, given the profile's error; raises the rates that servers must serve.
         [default: 0.95]
     verify: Simulate the finished plan with a fresh seed.
@@ -60,7 +61,7 @@ class Planning:
     add_path: str | None = option("--add", metavar="FILE")
     gpus: int | None = common("gpus")
     max_replicas: int | None = common("max-replicas")
-    spare: int = option(type=click.IntRange(min=0, max=1), default=0, metavar="0|1")
+    spare: int | None = option(type=click.IntRange(min=0, max=1), metavar="0|1")
     confidence: float | None = option(type=click.FloatRange(min=0.5, max=0.99), metavar="P")
     margin: float | None = common("margin")
     verify: bool = option("--verify/--no-verify", default=True)
@@ -133,7 +134,8 @@ class Planning:
             return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         stays = old is not None and not set(fleet.names).isdisjoint(old.workload.names)
-        objective = self.objective or ("gpus" if old is None else objective_of(old, stays=stays))
+        kept = "gpus" if old is None else objective_of(old, stays=stays, spare=self.spare is None)
+        objective = self.objective or kept
         solver = self.solver or ("replan" if stays else None)
         slo = fleet.slo if self.slo or follows else None
         return packer.solve(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)

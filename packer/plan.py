@@ -143,6 +143,11 @@ class Plan:
         return sum(item.gpus for item in self.bins)
 
     @property
+    def spare(self) -> int:
+        """1 if the plan was made to hold when any one server is lost, else 0."""
+        return int(self.statistics.get("spare") == 1)
+
+    @property
     def price_per_hour(self) -> float | None:
         """Price of all servers, US dollars per hour; None if a server has no price."""
         prices = [item.profile.gpu.price_per_hour for item in self.bins]

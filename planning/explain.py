@@ -206,7 +206,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         time_limit_reached=job.over() and not job.stop(),
         limits=WHOLE_GOAL,
         frontier=shown,
-        statistics={**plan.statistics, "weaker_goals": weaker},
+        statistics={**plan.statistics, "weaker_goals": weaker} | ({"spare": 1} if job.spare else {}),
     )
     more = (
         weaker_words(weaker), version_words(weaker, job.profile), context_words(job.workload, job.profile, plan.bins),

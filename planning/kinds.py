@@ -249,7 +249,7 @@ def _merged(
         kinds=tuple(option.to_dict() | {"chosen": any(option is each for _, each in chosen)} for option in options),
         estimate_band=first.estimate_band if len(plans) == 1 else {},
         within_goal={},
-        statistics={},
+        statistics={"spare": 1} if options[0].plan.spare else {},
     )
 
 

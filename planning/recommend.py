@@ -49,7 +49,7 @@ def recommend(
     confidence: float | None = None,
     max_gpus: int | None = None,
     max_replicas: int | None = None,
-    spare: int = 0,
+    spare: int | None = None,
     old_plan: Plan | None = None,
     seed: int = 0,
     verify: bool = True,
@@ -90,6 +90,7 @@ def recommend(
         Maximum number of GPUs over which one adapter may be split; None: as many as the hottest one needs, up to 1,024.
     spare
         GPUs that may be lost, 0 or 1: with 1, the limits are kept at the rates as given on the GPUs that are left.
+        None: as many as of `old_plan`, else 0.
     old_plan
         A running plan of one kind of server. The plan still has the fewest GPUs, but moves few of its adapters.
     seed, progress, stop, time_limit_s
@@ -109,6 +110,8 @@ def recommend(
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
     fleet = workload.held_to(slo)
+    if spare is None:
+        spare = 0 if old_plan is None else old_plan.spare
     asked = Conditions(
         margin=margin, confidence=confidence, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify,
         progress=progress, stop=stop, time_limit_s=time_limit_s, log_hour=log_hour,

@@ -46,7 +46,7 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
         apart, low = _apart(problem.with_share(APART), allowed), max(low, LEAST_APART + 1)
         bins = _fewest(problem, low, len(apart) - 1 if apart else allowed) or apart
     if bins:
-        solution = Solution(tuple(bins), details={**plan.statistics, "gpus_without_spare": plan.n_gpus})
+        solution = Solution(tuple(bins), details={**plan.statistics, "spare": 1, "gpus_without_spare": plan.n_gpus})
         return assemble(problem, solution, plan.solver, problem.elapsed_s())
     why = "The search ended before a plan was found that holds when any GPU is lost: a longer --time-limit."
     if not problem.out_of_time():
@@ -71,7 +71,11 @@ def _fewest(problem: Problem, low: int, high: int) -> list[Bin] | None:
 
 
 def _splits(problem: Problem, n: int) -> Iterator[Sequence[Bin]]:
-    """Yield the solver's split on `n` servers, and one that is even after the loss of any one."""
+    """Yield the running servers if there are `n` with all adapters, the solver's split on `n` servers, and one that is
+    even after the loss of any one."""
+    placed = sorted(i for item in problem.old_bins for i in item.adapters)
+    if len(problem.old_bins) == n and placed == [*range(len(problem.workload))]:
+        yield problem.old_bins
     yield SpreadRefined().solve(problem).bins
     if not problem.out_of_time():
         yield from even_in_time(problem.workload, problem.profile, n, 1, problem.seed)

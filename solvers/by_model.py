@@ -94,7 +94,8 @@ def fitting(problem: Problem, given: str | Solver) -> Solver:
     for key, most in aim.limits.items():
         checks.real(f"{key}, a limit of the objective {aim.name!r},", most, low=0.0)
     if aim.spare and (len(problem.profiles) > 1 or aim.fixed_gpus):
-        raise IncompatibleError("A spare GPU is planned for one kind of server, where the number of GPUs is free.")
+        rule = "A spare GPU is planned for one kind of server, where the number of GPUs is free"
+        raise IncompatibleError(f"{rule}: --spare 0 plans without one.")
     if (reason := aim.supports(problem.profiles)) is not None:
         raise IncompatibleError(f"The objective {aim.name!r} can't be used here: {reason}.")
     if (reason := supports(problem, solver)) is not None:

@@ -22,9 +22,11 @@ from packer.solvers.repair import homeward, repaired
 from packer.solvers.slots import SlotSearch
 
 
-def objective_of(old: Plan, *, stays: bool = True) -> str:
+def objective_of(old: Plan, *, stays: bool = True, spare: bool = True) -> str:
     """The default objective to replan a running plan: its latency limits, or "moves" if it has none; "gpus" then if no
-    adapter stays."""
+    adapter stays. `spare`: keep its spare GPU, if it has one."""
+    if spare and old.spare:
+        return "gpus:spare=1"
     if "slo_used" in old.limits:
         return "slo"  # its workload has the goal
     limits = ",".join(f"server.{name}={most!r}" for name, most in old.limits.items())

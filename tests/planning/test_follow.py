@@ -47,6 +47,16 @@ def test_running_servers_that_hold_stay(busy: Workload, old: Plan, server: Profi
     assert plan.decision.startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
 
 
+def test_a_spare_gpu_stays_unless_it_is_given_up(server: Profile) -> None:
+    """A plan that follows one with a spare GPU has one, too, also of several kinds, unless told otherwise."""
+    fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1)])
+    old = packer.recommend(fleet, server, spare=1)
+    plans = [packer.recommend(fleet, server, old_plan=old, spare=spare) for spare in (None, 0)]
+    assert [(plan.spare, plan.n_gpus) for plan in (old, *plans)] == [(1, 2), (1, 2), (0, 1)]
+    kinds = packer.recommend(fleet, [server, replace(server, name="other/name")], spare=1)
+    assert (kinds.spare, kinds.n_gpus) == (1, 2)
+
+
 def test_fewer_gpus_go_before_fewer_moves(busy: Workload, old: Plan, server: Profile) -> None:
     """Once less is to be served, servers are closed as in a plan made without them; what stays keeps its place."""
     assert old.n_gpus > 1

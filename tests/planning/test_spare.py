@@ -15,13 +15,14 @@ from packer.failover import without_server
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
 from packer.objectives.base import load_objective
-from packer.plan import Plan, Status
+from packer.plan import Moves, Plan, Status
 from packer.planning import loop, spare
 from packer.planning.solve import solve
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.solvers.base import Problem
 from packer.solvers.evaluator import Evaluator
+from packer.solvers.replan import objective_of
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.hours import Hours
 from packer.workload import Workload
@@ -182,6 +183,15 @@ def test_a_repaired_plan_has_a_spare_server_too(monkeypatch: pytest.MonkeyPatch)
     assert plan.n_gpus > plan.statistics["gpus_without_spare"]
     for lost in range(plan.n_gpus):
         assert predictor.evaluate(FLEET, without_server(FLEET, plan.bins, lost)[0]).feasible.all()
+
+
+def test_a_running_plan_keeps_its_spare_gpu() -> None:
+    """The default objective to follow a plan with a spare GPU asks for one again; servers that hold move nothing."""
+    given = {"predictor": AnalyticPredictor(), "margin": 0.0, "verify": False, "with_headroom": False}
+    old = solve(FLEET, small_profile(), "gpus:spare=1", **given)
+    assert (old.spare, objective_of(old), objective_of(old, spare=False)) == (1, "gpus:spare=1", "moves")
+    plan = solve(FLEET.scaled(0.9), small_profile(), objective_of(old), old_plan=old, solver="replan", **given)
+    assert (plan.spare, plan.n_gpus, plan.moves) == (1, old.n_gpus, Moves((), tuple(range(old.n_gpus))))
 
 
 def test_one_spare_gpu_of_one_kind() -> None:
