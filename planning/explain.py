@@ -186,7 +186,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         replace(point, n_gpus=point.plan.n_gpus), points, plan.rooms, job.workload.slo,
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
         limited=job.hopeless and not _cannot(job), spare=job.spare,
-        needed=(plan.lower_bound or 0.0) if plan.bound_proven else 0.0,
+        needed=(plan.lower_bound or 0.0) - job.spare * job.size if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
     )  # fmt: skip
     shown = tuple(each.to_dict() for each in points if not each.starving)
@@ -206,7 +206,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         time_limit_reached=job.over() and not job.stop(),
         limits=WHOLE_GOAL,
         frontier=shown,
-        statistics={**plan.statistics, "weaker_goals": weaker} | ({"spare": 1} if job.spare else {}),
+        statistics={**plan.statistics, "weaker_goals": weaker},
     )
     more = (
         weaker_words(weaker), version_words(weaker, job.profile), context_words(job.workload, job.profile, plan.bins),

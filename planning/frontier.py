@@ -106,6 +106,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         solver="frontier", predictor="twin", margin=None if job.replayed else job.margin,
         objective_value=(float(sum(item.gpus for item in bins)),), adapters=adapters, runtime_s=job.elapsed_s(),
         seed=job.seed, versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
+        statistics={"spare": 1} if job.spare else {},
     )  # fmt: skip
     p95_ms = float(np.quantile(requests, 0.95)) if len(requests) else math.nan
     later = not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours)

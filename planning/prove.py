@@ -14,29 +14,28 @@ from packer.solvers.by_model import parts
 from packer.solvers.columns.estimate import estimated
 
 ONE_GPU = "at least one server"
+TWO = "at least two servers, of which one may be lost"
 
 
 def prove(
-    problem: Problem, most: float, *, known: Bound | None = None, verified: bool | None = None,
-    simulated: bool = True, search: Problem | None = None,
-) -> Bound | None:  # fmt: skip
+    problem: Problem, plan: Plan, *, known: Bound | None = None, simulated: bool = True, search: Problem | None = None
+) -> Bound | None:
     """The best bound on GPUs, or on their price per hour: from a solver, by load alone, or from a search.
 
     The bound by load is the twin's. It holds for plans that the twin evaluated, or confirmed at the rates as given. For
     plans of a predictor that imitates the twin it is an estimate. It says nothing about other predictors.
     If the objective counts neither GPUs nor prices, only a known bound is returned. None if no bound is known.
 
-    `most`: GPUs or price of a plan at hand, which refutes higher bounds.
-    `known`: a solver's bound. `verified`: whether the twin confirmed the plan; None: the plan was not verified.
+    `plan`: a plan at hand, whose GPUs or price refute higher bounds. `known`: a solver's bound.
     `simulated`: also simulate an overloaded server, if the twin simulated the plan.
     `search`: the problem in which a search for fuller servers gives an estimate; None: no search.
     """
     counts = problem.objective.minimises == "gpus"
     if problem.objective.fixed_gpus or not (counts or problem.objective.minimises == "price"):
         return known
-    best = known
+    best, most = known, next(iter(plan.objective_value), 0.0)
     if known is None or not counts or (not known.proven and known.value == most):
-        found = [_by_load(part.problem, most, verified, simulated) for part in parts(problem)]
+        found = [_by_load(part.problem, plan, most, simulated) for part in parts(problem)]
         source = " + ".join(dict.fromkeys(each.source for each in found))
         load = Bound(float(sum(each.value for each in found)), source, all(each.proven for each in found))
         # It is above the plan if trained predictors are more optimistic than the twin, or adapters are unplaced.
@@ -52,8 +51,7 @@ def bounded(problem: Problem, plan: Plan, *, simulated: bool = True, search: Pro
         return plan
     own = plan.lower_bound
     known = None if own is None else Bound(own, plan.bound_source, plan.bound_proven)
-    most = next(iter(plan.objective_value), 0.0)
-    found = prove(problem, most, known=known, verified=plan.verified, simulated=simulated, search=search)
+    found = prove(problem, plan, known=known, simulated=simulated, search=search)
     return plan if found == known else told(problem, plan, found)
 
 
@@ -65,19 +63,26 @@ def told(problem: Problem, plan: Plan, bound: Bound | None) -> Plan:
     return closed(problem, new)
 
 
-def _by_load(problem: Problem, most: float, verified: bool | None, simulated: bool) -> Bound:
-    """A bound for one base model: by load alone, or else the trivial bound of one server."""
+def _by_load(problem: Problem, plan: Plan, most: float, simulated: bool) -> Bound:
+    """A bound for one base model: by load alone, or else the trivial bound of one server. If one may be lost, it comes
+    on top of what the load takes then: `recommend` keeps the limits without the margin."""
     evaluator = problem.evaluator
     proven = not evaluator.imitates_twin
-    trivial = Bound(min(map(problem.objective.weight, problem.profiles)), ONE_GPU, proven=True)
+    least = min(map(problem.objective.weight, problem.profiles))
+    more = plan.spare * least
+    trivial = Bound(least + more, TWO if more else ONE_GPU, proven=True)
     if not evaluator.twin_based or most <= trivial.value:
         return trivial
     margins = {profile: evaluator.margin_of(profile) for profile in problem.profiles}
-    value = _load_bound(problem, margins, simulated=simulated and (verified is not None or proven))
+    none, simulated = dict.fromkeys(margins, 0.0), simulated and (plan.verified is not None or proven)
+    value = _load_bound(problem, margins, simulated=simulated)
+    if more:
+        left = margins if problem.objective.spare else none
+        value = max(value, more + _load_bound(problem, left, simulated=simulated))
     if value <= trivial.value:
         return trivial
-    if verified and not proven:  # without the margin, which the twin did not simulate
-        proven = _load_bound(problem, dict.fromkeys(margins, 0.0)) >= value
+    if plan.verified and not proven:  # without the margin and the loss, which the twin did not simulate
+        proven = _load_bound(problem, none) >= value
     source = "load alone, by the twin"
     return Bound(value, source if proven else f"estimate: {source}", proven)
 

@@ -8,9 +8,14 @@ import pytest
 
 import packer
 from packer import Adapter, Lengths, Slo, Workload
+from packer.objectives.base import load_objective
 from packer.plan import Plan, Status
+from packer.planning.prove import prove
 from packer.planning.recommend import recommend
+from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.solvers.base import Problem
+from packer.solvers.evaluator import Evaluator
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +57,16 @@ def test_a_plan_for_several_kinds_has_no_bound_of_one_kind(fleet: Workload, serv
     dear = replace(server, gpu=replace(server.gpu, price_per_hour=2.0))
     small = fleet.subset(tuple(range(20)))
     assert recommend(small, [dear, cheap], margin=0.0).lower_bound is None
+
+
+def test_a_spare_server_counts(plans: list[Plan], fleet: Workload, server: Profile) -> None:
+    """If any server may be lost, a plan has one more than the load takes, and at least two; the plan to deploy, which
+    is no plan for an objective with a spare server, has one more than the load takes without the margin."""
+    of, cases = "gpus:spare=1", ((0.1, 0, "gpus", 1.0), (0.1, 1, "gpus", 2.0), (4.0, 0, "gpus", 7.0))
+    for load, spare, objective, known in (*cases, (4.0, 1, of, 8.0), (4.0, 1, "gpus", 7.0)):
+        goal = load_objective(objective)
+        posed = Problem(fleet.scaled(load), (server,), goal, Evaluator(TwinPredictor(), goal, margin=1.0))
+        plan = replace(plans[0], objective_value=(99.0,), statistics={"spare": spare})
+        bound = prove(posed, plan, simulated=False)
+        assert bound is not None
+        assert (bound.value, bound.proven) == (known, True)
