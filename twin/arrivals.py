@@ -52,10 +52,14 @@ class Marks:
         """Return which requests share prefixes, as prefix caching takes it; None: no two."""
         if self.prefix_ids is not None:
             return content_of_prefixes(self.adapter, self.prefix_ids, BLOCK_TOKENS)
-        found = self.blocks
-        if found is None and self.sessions is not None:
-            found = blocks_of_sessions(self.sessions, self.adapter, self.input_tokens, self.output_tokens, BLOCK_TOKENS)
+        found = self.known_blocks()
         return None if found is None else content_of_blocks(self.adapter, found)
+
+    def known_blocks(self) -> Blocks | None:
+        """Return `blocks`, or those of the sessions; None without either."""
+        if self.blocks is not None or self.sessions is None:
+            return self.blocks
+        return blocks_of_sessions(self.sessions, self.adapter, self.input_tokens, self.output_tokens, BLOCK_TOKENS)
 
 
 def draw_requests(workload: Workload, duration_s: float, seed: int) -> RequestTrace:

@@ -248,12 +248,13 @@ class Server:
         return np.array(time_s[: enough + 1])
 
     def _clipped(self, marks: Marks) -> Marks:
-        """Cut longer prompts and outputs to the longest request that the server takes."""
+        """Cut longer prompts and outputs to the longest request that the server takes; what they share is left."""
         longest = self.longest_request()
         if not len(marks.adapter) or int((marks.input_tokens + marks.output_tokens).max()) <= longest:
             return marks
         prompt = np.minimum(marks.input_tokens, longest - 1)
-        return replace(marks, input_tokens=prompt, output_tokens=np.minimum(marks.output_tokens, longest - prompt))
+        output, blocks = np.minimum(marks.output_tokens, longest - prompt), marks.known_blocks()
+        return replace(marks, input_tokens=prompt, output_tokens=output, blocks=blocks)
 
     def tuning(self, seed: int) -> Tuning | None:
         """Return the job that the server trains, at its start; None if it does not train."""

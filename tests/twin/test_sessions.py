@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.arrival import Arrivals, Bursts
+from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
@@ -150,6 +150,20 @@ def test_a_turn_finds_what_was_computed_for_the_turn_before_it() -> None:
     assert (expected > 0).sum() > 100
     assert sim.raw.found[done].tolist() == expected[done].tolist()
     assert sim.prefix_hit_rate == pytest.approx(expected[done].sum() / sent.input_tokens[done].sum(), abs=0.01)
+
+
+def test_turns_that_are_cut_begin_as_before_on_a_server_and_in_a_cluster() -> None:
+    """Where a server takes the start of a prompt only, the turn still begins with what was said before."""
+    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    profile = replace(profile, engine=replace(profile.engine, version="0.32.0", max_model_len=300))
+    times, zeros = np.array([0.0, 50.0]), np.zeros(2, dtype=np.int64)
+    sent = RequestTrace(times, zeros, np.array([340, 860]), np.array([400, 9]), sessions=zeros)
+    fleet = Workload([Adapter("a", 8, 0.1)], arrivals=Arrivals("trace", trace=sent))
+    alone = simulate(fleet, profile, max_loras=1, duration_s=100.0)
+    cluster = simulate_cluster(fleet, Cluster.of(profile, 1, max_loras=1), duration_s=100.0)
+    assert alone.raw.found is not None
+    assert alone.raw.found.tolist() == [0, 288]
+    assert alone.mean_ttft_ms == cluster.mean_ttft_ms
 
 
 def test_replicas_of_an_adapter_keep_sessions_together() -> None:
