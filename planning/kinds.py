@@ -124,7 +124,8 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
         chosen.append((index, cheapest(found)))
     plan = _merged(workload, chosen, options, margins, time.monotonic() - started)
     late = time.monotonic() >= end_s or any(option.plan.time_limit_reached for option in options)
-    return replace(plan, interrupted=asked.stop(), time_limit_reached=late and not asked.stop())
+    stopped, told = asked.stop(), {"spare": 1} if asked.spare else {}
+    return replace(plan, interrupted=stopped, time_limit_reached=late and not stopped, statistics=told)
 
 
 @dataclass(eq=False)
@@ -249,7 +250,7 @@ def _merged(
         kinds=tuple(option.to_dict() | {"chosen": any(option is each for _, each in chosen)} for option in options),
         estimate_band=first.estimate_band if len(plans) == 1 else {},
         within_goal={},
-        statistics={"spare": 1} if options[0].plan.spare else {},
+        statistics={},
     )
 
 
