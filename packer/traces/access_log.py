@@ -114,6 +114,8 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
             left_out[found] += 1
         else:
             requests.append(found)
+    if not seen:
+        raise FileFormatError("expected at least one request, got none: no line below the header has a value.")
     requests, said = _joined(requests)
     whole = [each for each in requests if each.input_tokens and each.output_tokens]
     left_out["failed"] += len(requests) - len(whole)
@@ -192,7 +194,7 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
 
 
 def _found(seen: Collection[str]) -> str:
-    return ", ".join(list(seen)[:30]) or "none"
+    return ", ".join(list(seen)[:30])
 
 
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:

@@ -213,6 +213,7 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
         ),
         ("f.csv", AZURE.replace("18:17:04.03", "18:77:04.03"), "row 3, column 'timestamp'"),
         ("f.csv", "timestamp,input_tokens,output_tokens\n", "at least one request"),
+        ("f.csv", "time,model,prompt_tokens,completion_tokens\n", "at least one request, got none: no line below"),
         ("f.csv", "timestamp,input_tokens,output_tokens\n1,0,0\n", "at least one request with tokens"),
         ("f.jsonl", MOONCAKE + "{\n", "row 3: expected JSON"),
         ("f.jsonl", MOONCAKE + "[]\n", "row 3: expected a JSON object"),
