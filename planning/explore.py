@@ -311,9 +311,8 @@ class Frontier(Clock, Conditions):
 
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
-        wide, spread = self._wide(n_gpus), self.parts.spread_over(n_gpus, self.max_replicas)
-        in_time = even_in_time(spread.fleet, self.profile, n_gpus, self.spare, self.seed)
-        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), map(spread.joined, in_time)
+        wide = self._wide(n_gpus)
+        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), self._in_time(n_gpus)
         found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
@@ -325,6 +324,11 @@ class Frontier(Clock, Conditions):
             if number == 0 and n_gpus < self.fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 break
         yield from () if wide else self._on_all(n_gpus)
+
+    def _in_time(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
+        """Splits whose servers take equal engine time."""
+        spread = self.parts.spread_over(n_gpus, self.max_replicas)
+        yield from map(spread.joined, even_in_time(spread.fleet, self.profile, n_gpus, self.spare, self.seed))
 
     def _hot_alone(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """The plan with each part of a hot adapter on a server of its own."""
