@@ -137,9 +137,9 @@ def _short_runs(part: float = 1 / 12) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quarter_hours(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of plans simulate servers for 900 s where neither they nor the commands say for how long."""
-    with _short_runs(1 / 4) if request.path.parts[len(ROOT.parts) + 1] in SHORT else nullcontext():
+def _short_hours(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of plans simulate servers for 600 s where neither they nor the commands say for how long."""
+    with _short_runs(1 / 6) if request.path.parts[len(ROOT.parts) + 1] in SHORT else nullcontext():
         yield
 
 

@@ -34,8 +34,8 @@ PAGES = sorted(
     if "reference" not in path.parts and "```console" in path.read_text("utf-8")
 )
 """Pages with commands; a page whose every block says why it is not run is read, and types nothing."""
-WHOLE = re.compile(r"--gpus 1 |--max-loras 4$|solve (hot|many)|azure-conv-2023|cheapest\.json$")
-"""Parts of commands whose words or GPUs only a whole hour gives; others simulate 900 s."""
+WHOLE = re.compile(r"--gpus 1 |--max-loras 4$|--concurrency|solve (hot|many)|azure-conv-2023|cheapest\.json$")
+"""Parts of commands whose words or GPUs only a whole hour gives; others simulate 600 s."""
 
 
 def commands(body: str) -> list[tuple[str, list[str]]]:
@@ -109,7 +109,7 @@ def test_page_runs(
             continue
         for line, shown in commands(body):
             wanted = int(text) if mark == "exit" else 0
-            with short_runs(1.0 if WHOLE.search(line) else 1 / 4):
+            with short_runs(1.0 if WHOLE.search(line) else 1 / 6):
                 code, messages = type_in(line, capsys)
             assert code == wanted, f"{page}: $ {line}\n{messages}"
             printed = {words(each) for each in messages.splitlines()}
