@@ -10,7 +10,7 @@ from typing import Any
 from packer.errors import IncompatibleError, UnknownNameError, shown
 from packer.fit.dimensions import EXPERTS_ONLY, QUANTIZATIONS, ModelDimensions
 
-GROUP = 128  # Weights that share a 16-bit scale if the config of quantised weights gives no group size.
+GROUP = 128  # Weights that share a scale in `QUANTIZATIONS`, and in a config of quantised weights without a group size.
 WEIGHT_BITS = {name: row["bits"] for name, row in QUANTIZATIONS.items() if "bits" in row}
 """Bits of a weight of the linear layers with its share of the scales, by name."""
 
@@ -68,8 +68,10 @@ def weights_of_config(given: Any, path: str | os.PathLike[str]) -> tuple[float, 
         near = "a copy of the file without it and --quantization awq (4 bits) or fp8 (8 bits) estimate the nearest"
         raise IncompatibleError(f"{os.fspath(path)}: {rule} with 4 or 8 bits, got {shown(given)}; {near}.")
     size = said.get("group_size", _first_group(said).get("group_size", GROUP))
-    scales = 16.0 / (size if isinstance(size, int) and size > 0 else GROUP)
-    return float(bits) + (scales if bits == 4 else 0.0), "int8" if (bits, name) == (8, "gptq") else name
+    if bits == 8:
+        return 8.0, "int8" if name == "gptq" else name
+    groups = GROUP / (size if isinstance(size, int) and size > 0 else GROUP)
+    return bits + groups * (WEIGHT_BITS[str(name)] - bits), name
 
 
 def of_experts(given: Any, quantization: str | None) -> str | None:

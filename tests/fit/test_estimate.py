@@ -250,7 +250,7 @@ def test_mixtures_of_experts(root: Path, tmp_path: Path) -> None:
     [
         ({"quant_method": "fp8"}, 8.0),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.125),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4.25),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 4.3125),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.125),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8}}}}, 8.0),
     ],

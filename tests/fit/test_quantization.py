@@ -9,7 +9,7 @@ import pytest
 
 from packer.errors import IncompatibleError
 from packer.fit.models import model_named
-from packer.fit.quantization import of_experts, quantized, weights_of_config
+from packer.fit.quantization import WEIGHT_BITS, of_experts, quantized, weights_of_config
 from packer.fit.roofline import Roofline
 from packer.twin.datasheets import datasheet
 
@@ -19,6 +19,13 @@ def test_a_quantised_model_is_smaller(name: str) -> None:
     """Each quantisation of a dense model takes fewer bytes than bf16."""
     model = model_named("Qwen/Qwen3-32B")
     assert quantized(model, name).weights_bytes < 0.6 * model.weights_bytes
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq"])
+def test_a_config_takes_as_many_bits_as_the_name(name: str) -> None:
+    """A weight has its share of the scale, with AWQ also of the zero point, whether a config or a name says so."""
+    given = {"quant_method": name, "bits": 4, "group_size": 128}
+    assert weights_of_config(given, "config.json") == (WEIGHT_BITS[name], name)
 
 
 def test_a_quantisation_of_experts_needs_experts() -> None:
