@@ -175,19 +175,27 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     tables: list[FloatArray] = []
     numbers: dict[int, int] = {}
     scale, place = np.ones(len(lengths)), np.full(len(lengths), -1)
+    position, left = _on_grid(z)
+
+    def interpolate() -> None:
+        some = place >= 0
+        rows: Any = slice(None) if some.all() else np.flatnonzero(some[which])
+        owner, at, joined = which[rows], left[rows], np.concatenate(tables)
+        start, factor = at + (place * len(_Z_GRID))[owner], scale[owner]
+        tokens[rows] = _between(joined[start] * factor, joined[start + 1] * factor, position[rows] - at)
+
     plain = np.flatnonzero(~np.array(curved)).tolist()
     for k, each in zip(plain, _tabled([lengths[k] for k in plain]), strict=True):
         table, scale[k] = _table(each)
+        if len(tables) == _TABLES and id(table) not in numbers:
+            interpolate()
+            tables.clear()
+            numbers.clear()
+            place[:] = -1
         place[k] = numbers.setdefault(id(table), len(tables))
         tables += [table] if place[k] == len(tables) else []
-    position, left = _on_grid(z)
-    for first in range(0, len(tables), _TABLES):
-        some = (first <= place) & (place < first + _TABLES)
-        rows: Any = slice(None) if some.all() else np.flatnonzero(some[which])
-        owner, at = which[rows], left[rows]
-        joined = np.concatenate(tables[first : first + _TABLES])
-        start, factor = at + ((place - first) * len(_Z_GRID))[owner], scale[owner]
-        tokens[rows] = _between(joined[start] * factor, joined[start + 1] * factor, position[rows] - at)
+    if tables:
+        interpolate()
     least = [each.low for each in lengths]
     most = [np.iinfo(np.int64).max if each.high is None else each.high for each in lengths]
     low, high = (np.array(ends)[which if len(set(ends)) > 1 else 0] for ends in (least, most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -80,6 +81,11 @@ def test_tables_of_many_distributions_are_made_together(monkeypatch: pytest.Monk
     for _ in range(2):  # kept, too
         each_at_normal(lengths, np.arange(9), np.zeros(9))
     assert calls == [3, 4, 1]
+    monkeypatch.setattr("packer.lengths._KEPT", 8)
+    tracemalloc.start()
+    each_at_normal([Lengths.gamma(100.0, 0.5 + 0.001 * k) for k in range(200)], np.arange(200), np.zeros(200))
+    assert tracemalloc.get_traced_memory()[1] < 150 * 8 * 4097, "tables that were dropped are not kept elsewhere"
+    tracemalloc.stop()
     calls.clear()
     expected_of([Lengths.gamma(100.0, 0.51 + 0.1 * k) for k in range(8)])
     assert calls == [4, 4]
