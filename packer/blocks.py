@@ -62,15 +62,22 @@ class Blocks:
         return np.diff(self.starts)
 
     def take(self, rows: slice | IntArray | BoolArray) -> Blocks:
-        """The blocks of some of the requests; their chains are not checked again."""
+        """The blocks of some of the requests."""
         number = np.arange(len(self))[rows]
         counts = self.counts[number]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         places = np.repeat(self.starts[number] - starts[:-1], counts) + np.arange(starts[-1])
-        part = object.__new__(Blocks)
-        for key, value in {"starts": starts, "ids": self.ids[places], "tokens": self.tokens}.items():
-            object.__setattr__(part, key, value)
-        return part
+        return self.unchecked(starts, self.ids[places], self.tokens)
+
+    @classmethod
+    def unchecked(cls, starts: IntArray, ids: IntArray, tokens: int) -> Blocks:
+        """The blocks, without checks; the arrays become read-only."""
+        made = object.__new__(cls)
+        for key, value in {"starts": starts, "ids": ids, "tokens": tokens}.items():
+            object.__setattr__(made, key, value)
+        for column in (starts, ids):
+            column.setflags(write=False)
+        return made
 
     @classmethod
     def joined(cls, parts: Sequence[Blocks]) -> Blocks:

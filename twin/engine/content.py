@@ -68,12 +68,16 @@ def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray
     """Blocks of requests, `counts` of each: the first `shared` belong to its owner, the rest to its session. `first`
     int64 (n,): number of the first block of the request's session; no two sessions have a number in common."""
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    place = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
     longest = int(shared.max(initial=0))
     # The smaller numbers are those of the owners' prefixes, `longest` for each owner.
-    own = (int(owner.max(initial=0)) + 1) * longest + np.repeat(first, counts) + place
-    in_prefix = place < np.repeat(shared, counts)
-    return Blocks(starts, np.where(in_prefix, np.repeat(owner, counts) * longest + place, own), tokens)
+    before = (int(owner.max(initial=0)) + 1) * longest
+    place = np.arange(starts[-1])
+    ids = np.repeat(before + first - starts[:-1], counts) + place
+    if longest:
+        place -= np.repeat(starts[:-1], counts)
+        in_prefix = place < np.repeat(shared, counts)
+        ids[in_prefix] = (np.repeat(owner * longest, counts) + place)[in_prefix]
+    return Blocks.unchecked(starts, ids, tokens)
 
 
 def content_of_blocks(adapter: IntArray, blocks: Blocks) -> Content:
