@@ -19,9 +19,9 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 def duration(text: str) -> float:
     """Type of an option: seconds, or a number with the unit s, m or h. Returns seconds."""
-    factor = _UNITS.get(text.strip()[-1:], 1.0)
+    number, unit = text.strip(), text.strip()[-1:]
     try:
-        seconds = float(text.strip().rstrip("smh")) * factor
+        seconds = float(number[:-1] if unit in _UNITS else number) * _UNITS.get(unit, 1.0)
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e7:

@@ -20,7 +20,7 @@ def test_durations_have_units(text: str, seconds: float) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "0", "-5s", "10d", "nan", "1e9"])
+@pytest.mark.parametrize("text", ["", "m", "0", "-5s", "10d", "500ms", "5mm", "nan", "1e9"])
 def test_bad_durations_are_refused(text: str) -> None:
     """The message shows the form and the value."""
     with pytest.raises(click.BadParameter, match="10m"):
