@@ -15,7 +15,7 @@ from packer.arrays import FloatArray
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.plan import Plan
-from packer.search import reach
+from packer.search import fewest, reach
 from packer.solvers.nearest import Nearest
 from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
@@ -115,6 +115,21 @@ class Capacity:
 
     def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
+
+    def in_slots(self, server: int, load: Mapping[int, float]) -> float:
+        """Capacity of a server, tok/s, with as many of these adapters as it has slots, the hottest."""
+        hottest = sorted(load, key=lambda a: (-load[a], a))[: self.kinds[server].max_loras]
+        return self.of(server, {a: load[a] for a in hottest})
+
+    def fewest(self, server: int, load: FloatArray, tok_s: float, low: int, high: int) -> int:
+        """The fewest servers of a kind, from `low`, that hold `tok_s` with equal parts of all adapters; else `high`.
+        With more adapters than slots, as after a loss, a server holds far less than with its part of them."""
+        hottest = np.argsort(-load, kind="stable").tolist()
+
+        def enough(n: int) -> bool:
+            return n * self.of(server, {a: float(load[a]) for a in hottest[::n]}) >= tok_s
+
+        return fewest(enough, low, high) or high
 
     def served(self, workload: Workload) -> None:
         """Adopt the requests of this workload from now on."""

@@ -108,8 +108,7 @@ class Keeper:
         self._asked_s: dict[int, float] = {}
         self._caps = np.full(len(self.kinds), math.inf)  # infinite: unknown
         self.left = left_of((), self.workload, self.kinds, self.rooms)  # without a server
-        self._spare_since_s = math.inf
-        self._over_since_s = math.inf
+        self._spare_since_s = self._over_since_s = math.inf
         self._refused_stop: tuple[list[int], str] = ([], "")  # of these servers, why one of them was not stopped
         self._made: list[tuple[float, int]] = []
         self._past: list[tuple[float, float, float]] = []  # see `expected_tok_s`
@@ -227,15 +226,15 @@ class Keeper:
 
     def _ask(self, now_s: float, load: FloatArray) -> None:
         """Simulate the capacity of servers whose adapters changed, or whose capacity is older than `AGAIN_S`."""
-        for s in self.serving:
-            if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S:
-                self._judge(now_s, s, load, self.held[s])
+        late = [s for s in self.serving if now_s - self._asked_s.get(s, -math.inf) >= AGAIN_S]
+        self._ask_again(now_s, load, late)
         if len(known := self._caps[np.isfinite(self._caps)]):
             self._caps[np.isinf(self._caps)] = known.mean()
 
-    def _ask_again(self, servers: Iterable[int]) -> None:
+    def _ask_again(self, now_s: float, load: FloatArray, servers: Iterable[int]) -> None:
+        """Simulate these servers with what they hold, also after a placement was judged that is not made."""
         for s in servers:
-            self._asked_s.pop(s, None)
+            self._judge(now_s, s, load, self.held[s])
 
     def _judge(self, now_s: float, s: int, load: FloatArray, held: Mapping[int, float]) -> None:
         """Simulate the capacity of a server for the mix of these adapters."""
@@ -256,26 +255,26 @@ class Keeper:
         near = self._near(load)
         first, used = self._most_used(near), near.used()[serving]
         excess = float(np.maximum(used - FULL * self.caps(serving), 0.0).sum())
+        # If all servers together are overloaded, an even load is the best that can be reached.
+        if first <= max(FULL, 1.05 * used.sum() / self.caps(serving).sum()):
+            self._over_since_s = math.inf
+            return []
+        crowds = near.crowds([kind.max_loras for kind in self.kinds])
+        judged = {s for s, n in crowds.items() if n > 0 or not load_of(self.held[s], load)}
+        for s in judged:
+            self._caps[s] = self.capacity.in_slots(s, load_of(self.held[s], load) or dict(enumerate(load.tolist())))
         for _ in range(ROUNDS):
-            near = self._near(load)
-            # If all servers together are overloaded, an even load is the best that can be reached.
-            mean = float(near.used()[serving].sum() / self.caps(serving).sum())
-            if (most := self._most_used(near)) <= max(FULL, 1.05 * mean):
-                self._over_since_s = math.inf
-                return []
-            near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left))
+            near, mean = self._near(load), float(used.sum() / self.caps(serving).sum())
+            near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left), crowds)
             changed = {s for s in serving if near.held[s] != self.held[s]}
-            if not changed:
-                return []
             for s in changed:
                 self._judge(now_s, s, load, near.held[s])
-            after = self._most_used(near)
-            if after <= max(FULL, 1.05 * mean):
+            after, judged = self._most_used(near), judged | changed
+            if not changed or after <= max(FULL, 1.05 * mean):
                 break
-        else:
-            if after >= most:  # simulate them again with what they hold
-                self._ask_again(changed)
-                return []
+        if not changed or after >= first:
+            self._ask_again(now_s, load, judged)
+            return []
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
         lost = cache_lost(self.workload, load, near, self.kinds)
         if lost > 0.0:
@@ -285,7 +284,7 @@ class Keeper:
                     f"a server has {first:.0%} of what it holds: a placement that brings it to {after:.0%} loses "
                     f"{lost:,.0f} tokens of prefix caches and is worth it after {lost / excess - STAY_S:.0f} s"
                 )
-                self._ask_again(changed)
+                self._ask_again(now_s, load, judged)
                 return []
             why += f"; {lost:,.0f} tokens of prefix caches are computed again"
         self._over_since_s = math.inf
@@ -302,15 +301,19 @@ class Keeper:
         usual = float(caps.mean()) if len(caps) else float(self._caps.max()) * self.level
         usual = usual if math.isfinite(usual) and usual > 0.0 else max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
-        least = 0 if serving or self.starting else 1
-        by_load = max(least, math.ceil(max(0.0, total / FULL - at_hand) / usual))
+        there = len(serving) + len(self.starting)
+        by_load = max(0 if there else 1, math.ceil(max(0.0, total / FULL - at_hand) / usual))
+        if by_load and any(len(self.held[s]) > self.kinds[s].max_loras for s in serving):
+            low, tok_s = there + (not self.starting), total / FULL
+            new = max(range(len(self.kinds)), key=lambda s: (not self.on[s], self.kinds[s].max_loras))
+            by_load = self.capacity.fewest(new, load, tok_s / self.level, low, there + by_load) - there
+            usual = max(usual, tok_s / (there + by_load))
         by_room = self.left.servers - len(self.starting)
         needed = self.missing = max(by_load, by_room)
         if needed > 0:
             self._spare_since_s = math.inf
-            rank = self.left.rank  # servers that do not take it come last
-            off = np.flatnonzero(~self.on & np.asarray(self.may_start)).tolist()
-            starts = tuple(sorted(off, key=lambda s: rank_of(self.kinds[s], self.workload) < rank)[:needed])
+            off = np.flatnonzero(~self.on & np.asarray(self.may_start)).tolist()  # last, those with too small a rank
+            starts = tuple(sorted(off, key=lambda s: rank_of(self.kinds[s], self.workload) < self.left.rank)[:needed])
             for s in starts:
                 self.on[s], self.expected[s], self.held[s] = True, False, {}
                 self.starting[s] = now_s + 3.0 * self.startup_s + self.period_s
@@ -362,7 +365,7 @@ class Keeper:
             self._judge(now_s, t, load, near.held[t])
         left = float(self.caps(others).sum())
         if total > ENOUGH * left:  # with more adapters than slots
-            self._ask_again(changed)
+            self._ask_again(now_s, load, changed)
             self.waiting = f"server {s} was not stopped: the others would have held {left:,.0f} tok/s with its "
             self.waiting += f"adapters, and {total / ENOUGH:,.0f} tok/s were needed"
             self._refused_stop = serving, self.waiting

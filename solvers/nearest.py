@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from packer.search import fewest
 
 EVEN = 0.02  # Two servers count as even if their used shares differ by less than this.
 MOST_STEPS = 200
+NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def lightest(
@@ -161,35 +164,53 @@ class Nearest:
         """Places of the limits of the adapters with requests on each server (`order`)."""
         return [{self.order[a] for a, share in own.items() if share} for own in self.held]
 
-    def even(self, caps: FloatArray, most: float, most_loads: int) -> None:
+    def crowds(self, slots: Sequence[int]) -> dict[int, int]:
+        """By server, its adapters with requests beyond its `slots` (below 0: free slots); empty unless a server has too
+        many and another one has free slots."""
+        routed = {s: {a for a, share in self.held[s].items() if share} - self.roomless for s in self.serving}
+        found = {s: len(own) - slots[s] for s, own in routed.items()}
+        return found if max(found.values()) > 0 > min(found.values()) else {}
+
+    def even(self, caps: FloatArray, most: float, most_loads: int, crowds: Mapping[int, int] = NONE) -> None:
         """Move load from the server with the largest used share to the one with the least, until no share is above
-        `most`: part of an adapter that both hold, else of the busiest adapter, of which the latter loads a copy.
+        `most`: part of an adapter that both hold, else of the busiest adapter, of which the latter loads a copy. Before
+        that, the adapters beyond the slots of a server (`crowds`) leave it, for free slots or for copies with requests:
+        those that come nearest to even loads.
 
         `caps`: capacity of each server, tok/s, float64 (S,). `most_loads`: at most this many copies are loaded.
         """
         own, used, left = self.held, self.used(), most_loads + len(self.loads)
-        for _ in range(MOST_STEPS):
-            s = max(self.serving, key=lambda k: used[k] / caps[k])
-            t = min(self.serving, key=lambda k: used[k] / caps[k])
-            if used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN:
+        over = {s: crowds.get(s, -math.inf) for s in self.serving}
+        for _ in range(MOST_STEPS + sum(n for n in crowds.values() if n > 0)):
+            s = max(self.serving, key=lambda k: (over[k] > 0, used[k] / caps[k]))
+            part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
+            crowded, there = over[s] > 0, {a for _, a in part}
+            to = [k for k in self.serving if k != s and (over[k] < 0 or any(own[k].get(a) for a in there))]
+            t = min(to if crowded and to else self.serving, key=lambda k: used[k] / caps[k])
+            if not crowded and (used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN):
                 return
             # The load, tok/s, that makes the used shares of both servers equal.
             wanted = (used[s] * caps[t] - used[t] * caps[s]) / (caps[s] + caps[t])
-            part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
-            common = [each for each in part if each[1] in own[t]]
-            if not common:
-                able = [each for each in part if self._takes(t, each[1]) and (t, each[1]) not in self.refused]
-                if not able or len(self.loads) >= left:
-                    return
-                common = [max(able)]  # later, its shares can follow the traffic without loading an adapter
-                self._load(t, common[0][1])
-            tok_s, a = max(common)
+            able = [each for each in part if own[t].get(each[1]) or (each[1] in own[t] and over[t] < 0)]
+            if (crowded or not able) and over[t] < 0 and len(self.loads) < left:
+                new = (each for each in part if each[1] not in own[t] and (t, each[1]) not in self.refused)
+                able += [each for each in new if self._takes(t, each[1])]
+            if crowded:
+                fits = [(-abs(tok_s - wanted / over[s]), tok_s, a) for tok_s, a in able if a not in self.roomless]
+                able, wanted = [each[1:] for each in sorted(fits)[-1:]], math.inf
+            if not able:
+                return
+            tok_s, a = max(able)
+            if a not in own[t]:  # later, its shares can follow the traffic without loading an adapter
+                self._load(t, a)
             given = min(tok_s, wanted)
             share = own[s][a] * given / tok_s
             own[s][a] -= share
+            over[t] += own[t][a] == 0.0
             # What rounding would leave goes along, so that the adapter has left the server.
             if own[s][a] < 1e-9:
                 share, own[s][a] = share + own[s][a], 0.0
+                over[s] -= 1
             own[t][a] = _sum(own[t][a], share)
             used[s] -= given
             used[t] += given

@@ -32,6 +32,24 @@ def test_the_busiest_adapter_is_loaded_and_stays_where_it_was() -> None:
     assert set(near.routes()[0]) == {0, 1}
 
 
+@pytest.mark.parametrize(("slots", "then"), [([3, 3], [3, 3]), ([3, 2], [4, 2]), ([5, 3], [5, 1])])
+def test_adapters_beyond_the_slots_of_a_server_go_to_free_slots(slots: list[int], then: list[int]) -> None:
+    """After a loss, a server that came back gets whole adapters as far as slots go, of a load that makes both even."""
+    near = Nearest(np.array([50.0, 40.0, 30.0, 20.0, 10.0, 6.0]), [dict.fromkeys(range(6), 1.0), {}], [0, 1])
+    assert near.crowds([6, 3]) == near.crowds([3, 0]) == {}  # none has too many, or none has room
+    near.even(np.full(2, 1000.0), 0.9, 10, near.crowds(slots))
+    assert [sum(map(bool, own.values())) for own in near.held] == then
+    assert len(near.loads) == then[1]
+    assert slots != [3, 3] or max(near.used()) <= 90.0
+
+
+def test_a_part_of_an_adapter_joins_its_other_part() -> None:
+    """Where no slot is free but at another server, an adapter on two of them leaves the one with too many."""
+    near = Nearest(np.full(5, 10.0), [{0: 0.5, 1: 1.0}, {0: 0.5, 2: 1.0}, {3: 1.0, 4: 1.0}, {}], range(4))
+    near.even(np.full(4, 1000.0), 0.9, 10, near.crowds([1, 2, 1, 1]))
+    assert near.held == [{0: 0.0, 1: 1.0}, {0: 1.0, 2: 1.0}, {3: 1.0, 4: 0.0}, {4: 1.0}]
+
+
 def test_an_emptied_server_leaves_its_shares_to_copies_and_loads_the_rest() -> None:
     """A copy that is there takes the share; an adapter without one is loaded; without room nothing changes."""
     held = [{0: 0.5, 1: 1.0}, {0: 0.5, 2: 1.0}]
