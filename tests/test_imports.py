@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engine_spec", "engines",
@@ -123,22 +120,3 @@ def test_core_is_what_this_test_says(modules: list[Any]) -> None:
     """A new module in packer/ is a decision: it becomes core, or it goes to the folder where it belongs."""
     top = {m.name.split(".")[1] for m in modules if m.name.count(".") == 1 and not m.is_package}
     assert top == CORE
-
-
-@pytest.mark.parametrize("folder", [".", "tests", "examples", "benchmarks"])
-def test_imports_are_absolute_and_through_packer(folder: str, root: Path, modules: list[Any]) -> None:
-    """A relative import, or a bare `import twin`, would load a second copy of the classes."""
-    if folder == ".":
-        trees = {m.path: m.tree for m in modules}
-    else:
-        trees = {path: ast.parse(path.read_text("utf-8")) for path in (root / folder).rglob("*.py")}
-    bare = {"", "cli", "objectives", "operate", "predictors", "report", "solvers", "twin"}
-    wrong = []
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = ["." if node.level else node.module or ""]
-            if any(name.split(".")[0] in bare for name in names):
-                wrong.append(f"{path}:{node.lineno}")
-    assert wrong == []
