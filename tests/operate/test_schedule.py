@@ -294,10 +294,9 @@ def test_replicas_follow_the_load() -> None:
 def test_rates_of_the_fleet_do_not_count() -> None:
     """A day has the same servers and shares, whatever rates the fleet has: parts are made at those of the day."""
     server = load_profile("h100-64gb/llama-3.1-8b-instruct")
-    bursts = Arrivals("bursty", own=Bursts(0.8, ((120.0, 1.0),)))
     rates, found = {"night": np.array([2.0, 0.1]), "day": np.array([16.0, 0.2])}, set()
     for given in (0.5, 30.0):
-        fleet = Workload([Adapter("hot", 8, given), Adapter("cool", 8, 0.2)], *LONG, arrivals=bursts)
+        fleet = Workload([Adapter("hot", 8, given), Adapter("cool", 8, 0.2)], *LONG)
         bins = schedule(fleet, server, rates).static.bins
         found.add(tuple((item.adapters, item.shares) for item in bins))
     assert len(found) == 1

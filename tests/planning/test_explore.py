@@ -144,25 +144,6 @@ def test_slots_that_give_room_are_taken(server: Profile) -> None:
     assert not any((room.headroom or 0.0) < LITTLE and "max_loras" in room.advice for room in found.rooms)
 
 
-@pytest.mark.usefixtures("whole_hours")
-def test_quiet_adapters_of_a_server_that_starts_keep_twice_their_limit() -> None:
-    """Which adapters with few requests have one while a server loads all of them is chance: the plan is for all hours,
-    and none of them is beyond twice its limit in hours that were not seen."""
-    profile = packer.load_profile("h100-64gb/qwen-2.5-7b-instruct")
-    rates = np.random.default_rng(7).lognormal(np.log(0.03), 1.0, 214)
-    fleet = Workload([Adapter(f"a{k}", 8 if k % 2 else 16, float(each)) for k, each in enumerate(rates)])
-    fleet = fleet.scaled(10.4 / fleet.rate)
-    found = packer.recommend(fleet, profile)
-    assert found.verified
-    for seed in range(910_001, 910_007):
-        for item in found.bins:
-            run = packer.simulate(
-                item.workload(fleet), profile, max_loras=item.max_loras,
-                max_lora_rank=item.max_lora_rank, seed=seed,
-            )  # fmt: skip
-            assert run.adapter_p95_ttft_ms.max() <= 2 * 2000.0
-
-
 def test_points_have_numbers_of_gpus_of_their_own(server: Profile) -> None:
     """Two searches that end with the same number of GPUs are one point: the better one."""
     job = Frontier(Workload([Adapter(f"a{k}", 8, 0.2) for k in range(6)]), server, margin=0.0)
