@@ -46,7 +46,7 @@ FOLDERS = {
     "packer.twin": "twin",
 }
 """Import name → folder at the top of the tree."""
-SHORT = {"cli", "objectives", "operate", "planning", "report", "solvers", "test_docs.py"}
+SHORT = {"cli", "examples", "objectives", "operate", "planning", "report", "solvers", "test_docs.py"}
 """Folders and files of tests whose rules need no simulated hours, but for those that ask for `whole_hours`."""
 
 
@@ -138,8 +138,15 @@ def _short_runs(part: float = 1 / 12) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_hours(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of plans simulate servers for 600 s where neither they nor the commands say for how long."""
-    with _short_runs(1 / 6) if request.path.parts[len(ROOT.parts) + 1] in SHORT else nullcontext():
+    """Tests of plans simulate servers for 450 s where neither they nor the commands say for how long."""
+    with _short_runs(1 / 8) if request.path.parts[len(ROOT.parts) + 1] in SHORT else nullcontext():
+        yield
+
+
+@pytest.fixture
+def quarter_hours() -> Iterator[None]:
+    """Servers are simulated for 900 s in tests whose rule needs them."""
+    with _short_runs(1 / 4):
         yield
 
 

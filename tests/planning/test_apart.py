@@ -12,11 +12,13 @@ from packer.planning.explore import Frontier
 from packer.planning.splits import even_splits
 from packer.profile import Profile
 
+pytestmark = pytest.mark.usefixtures("quarter_hours")
+
 
 @pytest.fixture(scope="module")
 def job(server: Profile) -> Frontier:
     """Half of the adapters with rank 8, half with rank 128, whose slots leave little KV cache."""
-    rates = np.random.default_rng(5).lognormal(np.log(0.4), 0.6, 100)
+    rates = np.random.default_rng(5).lognormal(np.log(0.25), 0.6, 120)
     return Frontier(Workload([Adapter(f"a{k}", (8, 128)[k % 2], float(rate)) for k, rate in enumerate(rates)]), server)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 import packer
 from packer.arrival import Arrivals
@@ -16,19 +16,17 @@ from packer.planning.behind import ROUTER, fewer_behind_router
 PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 
-def test_fewer_servers_behind_a_router_are_named_where_they_keep_the_goal(
-    short_runs: Callable[[float], AbstractContextManager[None]],
-) -> None:
+@pytest.mark.usefixtures("quarter_hours")
+def test_fewer_servers_behind_a_router_are_named_where_they_keep_the_goal() -> None:
     """Adapters that are busy at different times: a server fewer keeps the goal behind the router that is named."""
     fleet = packer.Workload([packer.Adapter(f"a{i}", 16, 1.25) for i in range(44)])
     apart = fleet.with_arrivals(Arrivals("unpredictable"))
-    with short_runs(1 / 4):
-        plan = packer.recommend(apart, PROFILE)
-        (said,) = (reason for reason in plan.reasons if ROUTER in reason)
-        assert f"{plan.n_gpus - 1} GPUs keep the goal" in said
-        slots = int(said.partition("max_loras ")[2].partition(")")[0])
-        fewer = Cluster.of(PROFILE, plan.n_gpus - 1, max_loras=slots, max_lora_rank=16)
-        assert packer.simulate_cluster(apart, fewer, router=ROUTER, seed=plan.seed).slo_used <= 1.0
+    plan = packer.recommend(apart, PROFILE)
+    (said,) = (reason for reason in plan.reasons if ROUTER in reason)
+    assert f"{plan.n_gpus - 1} GPUs keep the goal" in said
+    slots = int(said.partition("max_loras ")[2].partition(")")[0])
+    fewer = Cluster.of(PROFILE, plan.n_gpus - 1, max_loras=slots, max_lora_rank=16)
+    assert packer.simulate_cluster(apart, fewer, router=ROUTER, seed=plan.seed).slo_used <= 1.0
 
 
 def test_fleets_with_steady_rates_are_not_simulated_behind_a_router() -> None:

@@ -144,6 +144,7 @@ def test_a_fresh_hour_that_breaks_the_fullest_server_is_kept_before_a_plan_is_ma
     assert job.kept.holds(job.at(found).plan.bins)
 
 
+@pytest.mark.usefixtures("quarter_hours")
 def test_each_server_of_a_wide_fleet_has_a_part_of_a_hot_adapter(server: Profile) -> None:
     """Parts as large as a server's share leave nearly all other adapters to one server, which breaks its limits."""
     fleet = Workload([Adapter("hot", 16, 50.0), *(Adapter(f"a{k}", 8, 20.0 / 410) for k in range(410))])
