@@ -11,6 +11,7 @@ from packer.cli.declare import bundle, command, option
 from packer.cli.options import Writing, common, numbers
 from packer.cli.output import Table
 from packer.cli.settings import OneProfile
+from packer.cli.traffic import refuse_unused
 from packer.settings import MAX_LORAS
 from packer.words import number
 
@@ -53,6 +54,8 @@ def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
     from packer.operate.memory import memory_table
 
     out.check_picture(slots.plot)
+    if out.as_json:
+        refuse_unused("--json", ["rank_needed"])
     found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)
     if found.profile.engine.name == "sglang":
         out.note("SGLang takes one slot more than max_loras on servers that get requests to the base model, too")

@@ -33,9 +33,11 @@ def test_sglang_has_a_slot_more_for_the_base_model(tmp_path: Path, toy_profile: 
 
 
 def test_slots_below_the_needed_rank_are_too_small(capsys: Capture) -> None:
-    """Slots of a smaller rank than the adapters' cannot hold them, and the table says so."""
+    """Slots of a smaller rank than the adapters' cannot hold them, and the table says so, which JSON lacks."""
     assert run(["memory", "--max-loras", "8", "--max-lora-rank", "64,128", "--rank-needed", "128"]) == 0
     assert capsys.readouterr().out.count("too small") == 1
+    assert run(["memory", "--rank-needed", "128", "--json"]) == 2
+    assert "--rank-needed has no effect with --json" in capsys.readouterr().out
 
 
 def test_tokens_that_all_layers_keep_are_named_so(tmp_path: Path, toy_profile: Profile, capsys: Capture) -> None:
