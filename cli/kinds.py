@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 import packer
-from packer.cli.declare import bundle, option
+from packer.cli.declare import bundle, option, typed
 from packer.cli.options import DEFAULT_PROFILE, common
 from packer.cli.settings import ServerSettings
 from packer.cli.traffic import refuse_unused
@@ -40,6 +40,8 @@ class KindArguments(ServerSettings):
         """The kinds of server, with the prices and numbers of GPUs that were given. `rank`: largest rank of the fleet's
         adapters, for servers given by their GPU; 0: not known."""
         by_gpu = bool(self.gpu_names) or self.model is not None
+        if any(typed(["profile_names"])) and not any(typed(["gpu_names", "model"])):
+            by_gpu = False  # the configuration's, which the command line overrides
         names = self.gpu_names if by_gpu else self.profile_names or (DEFAULT_PROFILE,)
         found = self._of_gpus(rank) if by_gpu else self._of_profiles(names)
         prices = _by_profile("--price", "PRICE", self.prices, names)

@@ -141,3 +141,11 @@ def test_a_default_acts_where_it_applies(folder: Path) -> None:
     command = ["workload", "from-log", "log.csv", "--rank", "8", "-o", "fleet.csv"]
     assert run(command) == 0
     assert run([*command, "--force", "--exponent", "2"]) == 2
+
+
+def test_a_typed_profile_wins_over_a_gpu_and_a_model(folder: Path, capsys: Capture) -> None:
+    """The command line wins over the file also where it names the server in the other way."""
+    (folder / "packer.toml").write_text('gpu = "h200"\nmodel = "Qwen/Qwen3-8B"\n')
+    (folder / "fleet.csv").write_text("adapter,rank,rate\na,8,0.01\n")
+    assert run(["solve", "fleet.csv", "--profile", QWEN, "--objective", "gpus", "--no-verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"][0]["profile"] == QWEN
