@@ -9,6 +9,7 @@ from functools import cache, lru_cache, partial
 
 import numpy as np
 
+from packer.adapter import IDLE_RATE
 from packer.arrays import FloatArray
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
@@ -95,6 +96,8 @@ def _served_tok_s(workload: Workload, profile: Profile, offered_tok_s: float | N
     """Throughput, tok/s, and preemptions of the server without adapters; None: at a load that saturates it."""
     mix = workload.as_independent(cached=caches_prefixes(workload, profile)) if workload.has_sessions else workload
     mix, bare = mix.with_arrivals(Arrivals()), without_adapters(profile)
+    if mix.rate <= IDLE_RATE * len(mix):  # idle adapters stay idle in a fleet times a factor
+        mix = replace(mix, adapters=tuple(adapter.at_rate(1.0) for adapter in mix.adapters))
     prompts, outputs = mix.rates @ _requests(mix, bare)[:2].T
     load, duration_s = offered_tok_s or OVERLOAD_TOK_S, _SHORTEST_S
     while True:

@@ -132,3 +132,11 @@ def test_a_request_takes_as_many_steps_as_it_has_decodes() -> None:
     profile = replace(profile, latency=LatencySpec("linear", {"base_ms": 10.0}))
     fleet = Workload([Adapter("a", 8, 2.0)], Lengths.constant(100), Lengths.constant(501))
     assert engine_s(fleet)(profile)[0] == pytest.approx(2.0 * 500 / 2.5 / 100 * 10e-3)
+
+
+def test_an_idle_fleet_has_the_throughput_of_a_busy_one() -> None:
+    """Idle adapters get no requests however the load grows: a throughput of 0 ended plans by a division."""
+    profile = load_profile(LLAMA)
+    idle, busy = (Workload([Adapter("a", 8, rate), Adapter("b", 8, rate)]) for rate in (0.0, 1.0))
+    assert backbone_tok_s(idle, profile) == backbone_tok_s(busy, profile)
+    assert load_bound(idle, profile, 0.1) == 1
