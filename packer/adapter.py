@@ -12,7 +12,7 @@ from packer.sessions import Sessions
 MAX_RANK = checks.SLOT_RANKS[-1]
 MIN_RATE = 1e-12  # Smallest request rate, req/s: below it, times between requests overflow.
 MAX_RATE = 1e6  # Largest request rate that is accepted, req/s. Rates that are scaled may be outside of the two.
-IDLE_RATE = 1e-6  # Rate, req/s, that replaces a rate of 0: the adapter is served but gets no requests.
+IDLE_RATE = 1e-9  # Rate, req/s, that replaces a rate of 0: the adapter is served, and gets no request in years.
 MAX_PRIORITY = 10**6
 A_LENGTH = "packer.Lengths.gamma(mean=300, cv=1.1)"  # Example of a length distribution, for error messages.
 

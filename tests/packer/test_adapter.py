@@ -43,10 +43,12 @@ def test_rates(rate: object) -> None:
 
 @pytest.mark.parametrize("rate", [0, 0.0, -0.0])
 def test_a_rate_of_0_is_idle(rate: float) -> None:
-    """An adapter without requests is part of a fleet, in Python as in files and generated fleets, at any factor."""
+    """An adapter without requests is part of a fleet, in Python as in files and generated fleets, at any factor,
+    and adds next to nothing to the load of the others."""
     assert Adapter("a", 8, rate).rate == IDLE_RATE
     fleet = generate_workload(4, ranks=[8], rates=[0.0, 1.0])
     assert sorted(fleet.rates) == [IDLE_RATE, IDLE_RATE, 1.0, 1.0]
+    assert fleet.rate == pytest.approx(fleet.given_rates.sum(), rel=1e-8)
     assert sorted(fleet.scaled(1.5).given_rates) == [0.0, 0.0, 1.5, 1.5]
 
 
