@@ -80,6 +80,20 @@ class MonotonePredictor:
         )  # fmt: skip
 
 
+class Imitating:
+    """Before a predictor: one that says that it learned from the twin, and evaluates all bins at one factor."""
+
+    imitates_twin = True
+
+    def evaluate(
+        self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[np.float64] | float = 1.0
+    ) -> Evaluations:
+        """Figures of each bin."""
+        factor = float(np.max(factors))
+        scaled = workload if factor == 1.0 else workload.scaled(factor)
+        return super().evaluate(scaled, bins)  # type: ignore[misc]
+
+
 def problem(
     workload: Workload,
     *,

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
-from monotone import MonotonePredictor, problem
+from monotone import Imitating, MonotonePredictor, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -40,17 +38,8 @@ def test_auto_never_needs_more_gpus_than_greedy(n: int, rates: tuple[float, ...]
     assert found.lower_bound <= len(found.bins) <= len(Greedy().solve(task).bins)
 
 
-class Imitator(MonotonePredictor):
-    """A predictor that says that it learned from the twin."""
-
-    imitates_twin = True
-
-    def evaluate(
-        self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[np.float64] | float = 1.0
-    ) -> Evaluations:
-        """Figures of each bin, all of them at one factor."""
-        factor = float(np.max(factors))
-        return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
+class Imitator(Imitating, MonotonePredictor):
+    """The same figures, from a predictor that says that it learned from the twin."""
 
 
 def test_the_twin_confirms_smaller_plans_of_trained_predictors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from monotone import problem
+from monotone import Imitating, problem
 
 from packer.adapter import Adapter
 from packer.bin import Bin
@@ -143,15 +143,11 @@ def test_slow_predictors_have_the_same_limit_of_adapters(monkeypatch: pytest.Mon
 def test_a_plan_of_a_trained_predictor_is_optimal_only_if_the_twin_confirms_it(toy_profile: Profile) -> None:
     """The bound by load is the twin's: unconfirmed it is an estimate for predictors that imitate the twin."""
 
-    class Imitating(AnalyticPredictor):
-        imitates_twin = True
-
-        def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: object = 1.0) -> Evaluations:
-            factor = float(np.max(factors))  # type: ignore[call-overload]
-            return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
+    class Imitator(Imitating, AnalyticPredictor):
+        pass
 
     fleet = Workload([Adapter(f"a{i}", 8, 0.4, Lengths.constant(400), Lengths.constant(200)) for i in range(40)])
-    plan = solve(fleet, toy_profile, predictor=Imitating(), verify=False, margin=0.0)
+    plan = solve(fleet, toy_profile, predictor=Imitator(), verify=False, margin=0.0)
     assert plan.n_gpus > 1
     assert plan.bound_source.startswith("estimate") is not plan.bound_proven
     assert not plan.bound_proven or plan.lower_bound == 1

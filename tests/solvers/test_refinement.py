@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monotone import problem
+from monotone import Imitating, problem
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.bin import Bin
-from packer.evaluation import Evaluations
 from packer.io.profiles import load_profile
 from packer.moves import moved
 from packer.objectives.latency import Latency
@@ -80,17 +77,8 @@ def test_refinement_mends_what_starves() -> None:
     assert posed.evaluator.evaluate(workload, found.bins).feasible.all()
 
 
-class Imitating(AnalyticPredictor):
+class Imitator(Imitating, AnalyticPredictor):
     """The same figures, from a predictor that says that it learned from the twin."""
-
-    imitates_twin = True
-
-    def evaluate(
-        self, workload: Workload, bins: Sequence[Bin], factors: npt.NDArray[np.float64] | float = 1.0
-    ) -> Evaluations:
-        """Figures of each bin, all of them at one factor."""
-        factor = float(np.max(factors))
-        return super().evaluate(workload if factor == 1.0 else workload.scaled(factor), bins)
 
 
 @pytest.mark.parametrize("objective", ["latency", "latency:metric=itl,statistic=worst"])
@@ -99,7 +87,7 @@ def test_the_objective_alone_decides_which_plan_is_best(objective: str) -> None:
     workload = random_fleet(30, seed=1, rates=(0.8, 0.4, 0.1), ranks=(8, 16, 64))
     plans = [
         solve(workload, PROFILE, objective, predictor=predictor, max_gpus=3, margin=0.0, verify=False)
-        for predictor in (ANALYTIC, Imitating())
+        for predictor in (ANALYTIC, Imitator())
     ]
     assert plans[0].bins == plans[1].bins
     for solver in ("spread", "dlora"):
