@@ -115,9 +115,14 @@ def modules() -> list[Module]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Profile:
-    """A shipped server with a price."""
-    profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
+def profile() -> Profile:
+    """A shipped server."""
+    return load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+@pytest.fixture(scope="session")
+def server(profile: Profile) -> Profile:
+    """That server with a price."""
     return replace(profile, gpu=replace(profile.gpu, price_per_hour=2.5))
 
 

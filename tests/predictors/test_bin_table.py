@@ -10,18 +10,11 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
-from packer.io.profiles import load_profile
 from packer.predictors.api import load_predictor
 from packer.predictors.bin_table import BinTable
 from packer.profile import Profile
 from packer.testing.analytic import AnalyticPredictor
 from packer.workload import Workload
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    """A shipped server."""
-    return load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 
 def fleet() -> Workload:

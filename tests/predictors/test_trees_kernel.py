@@ -9,7 +9,6 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
-from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.predictors.api import load_predictor
 from packer.predictors.bin_table import BinTable
@@ -17,12 +16,6 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.trees_kernel import evaluate_bins
 from packer.profile import Profile
 from packer.workload import Workload
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    """A shipped server."""
-    return load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 
 def fleet() -> Workload:

@@ -16,7 +16,6 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.cli import run
-from packer.io.profiles import load_profile
 from packer.io.workloads import read_workload
 from packer.objectives.gpus import Gpus
 from packer.plan import Status
@@ -34,12 +33,6 @@ from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profi
 from packer.workload import Workload
 
 FLEET = random_fleet(110, seed=2, rates=(1.6, 0.4, 0.1), ranks=(8, 16))
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    """A profile with shipped models."""
-    return load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 
 def test_the_search_is_left_to_the_trees(profile: Profile) -> None:

@@ -97,17 +97,11 @@ def test_every_profile_has_its_predictor() -> None:
         Evaluator({PROFILE: weak, other: strong}).evaluate(FLEET, [*mixed, stranger])
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Profile:
-    """A profile with shipped models."""
-    return load_profile("h100-64gb/llama-3.1-8b-instruct")
-
-
 @pytest.mark.parametrize("name", ["tree", "twin"])
-def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> None:
+def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, profile: Profile) -> None:
     """Predictors that scale rates bin by bin give the figures of the scaled fleet."""
-    predictor = load_predictor(name, shipped)
-    bins = [Bin((0, 1, 2), Settings(3, 8), shipped), Bin((3,), Settings(1, 8), shipped)]
+    predictor = load_predictor(name, profile)
+    bins = [Bin((0, 1, 2), Settings(3, 8), profile), Bin((3,), Settings(1, 8), profile)]
     found = Evaluator(predictor).scaled(FLEET, bins, np.array([2.0, 3.0]))
     for k, factor in enumerate((2.0, 3.0)):
         expected = predictor.evaluate(FLEET.scaled(factor), [bins[k]])[0]
@@ -115,10 +109,10 @@ def test_a_factor_is_the_same_as_a_scaled_fleet(name: str, shipped: Profile) -> 
         assert found[k].mean_ttft_ms == pytest.approx(expected.mean_ttft_ms)
 
 
-def test_limits_of_latency_are_confirmed_by_the_twin(shipped: Profile) -> None:
+def test_limits_of_latency_are_confirmed_by_the_twin(profile: Profile) -> None:
     """Trees are sure that an idle server does not starve, which says nothing of its p99 TTFT: the twin gives that."""
-    auto = AutoPredictor.for_profile(shipped)
-    bins = [Bin((0, 1, 2), Settings(3, 8), shipped)]
+    auto = AutoPredictor.for_profile(profile)
+    bins = [Bin((0, 1, 2), Settings(3, 8), profile)]
     expected = TwinPredictor().evaluate(FLEET, bins).p99_ttft_ms
     plain = Evaluator(auto)
     limited = plain.of(load_objective("slo:server.p99_ttft_ms=500.0"))

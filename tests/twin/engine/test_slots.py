@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.limits import relief, thrashes
@@ -21,12 +19,6 @@ from packer.workload import Workload
 def _fleet(n: int, rate: float) -> Workload:
     adapters = [Adapter(f"a{i}", 8, rate) for i in range(n)]
     return Workload(adapters, Lengths.constant(200), Lengths.constant(150))
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    """A shipped server."""
-    return load_profile("h100-64gb/llama-3.1-8b-instruct")
 
 
 def test_saturated_slots_load_adapters_of_the_batch_again(profile: Profile) -> None:
