@@ -146,7 +146,7 @@ def test_processes_that_compile_at_once_never_load_each_others_code(
 
 
 def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
-    """One of them compiles, the others wait and load what it made."""
+    """One of them compiles, the other waits and loads what it made."""
     program = (
         "import numpy\n"
         "from packer.twin.bursts import _relax\n"
@@ -160,13 +160,13 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) ->
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
         )
-        for _ in range(3)
+        for _ in range(2)
     ]  # fmt: skip
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    assert sorted(int(process.communicate()[0]) for process in processes) == [0, 0, 1]
+    assert sorted(int(process.communicate()[0]) for process in processes) == [0, 1]
 
 
 def test_a_lock_that_can_not_be_opened_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +187,8 @@ def test_kept_kernels_are_linked_without_what_only_compiling_needs() -> None:
         "declared = 'numba.np.arraymath' in sys.modules\n"
         "print(found.engine_steps > 0, declared, numba.njit(lambda x: numpy.sum(x))(numpy.ones(3)))\n"
     )
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    exec(program, {})  # keeps the kernels
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == ["True", "False", "3.0"], run.stderr
 
 
