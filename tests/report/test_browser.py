@@ -66,10 +66,15 @@ def test_report_in_each_theme(browser: Any, page: Path, scheme: str, media: str,
     assert browser.script("return document.querySelectorAll('img').length") == 0
 
 
-def test_report_does_not_overflow(browser: Any, page: Path) -> None:
-    """On a laptop nothing sticks out sideways."""
+@pytest.mark.parametrize("width", [1280, 320])
+def test_report_does_not_overflow(browser: Any, page: Path, width: int) -> None:
+    """On a laptop, and on a small phone, nothing sticks out sideways."""
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.command("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=size)
     browser.open(page)
-    assert browser.script("return document.documentElement.scrollWidth <= window.innerWidth")
+    widths = browser.script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    browser.command("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
+    assert widths[0] <= widths[1]
 
 
 def test_search_finds_an_adapter(browser: Any, page: Path) -> None:
