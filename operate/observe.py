@@ -24,6 +24,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
+from packer.traces.trend import PARTS, trend_within
 from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -40,6 +41,11 @@ def observe_log(
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and not table.whole:
         fleet = with_rates(fleet, next(iter(loads.values())))
+    if not replay:
+        fleet = _following(fleet, trace, view, table, loads)
+        if factors := fleet.arrivals.factors:
+            least, most = min(factors), max(factors)
+            notes.append(f"the load of that window goes from {least:.2g} to {most:.2g} × its mean; the rates follow it")
     if fleet.shares_prefixes:
         turns, share = sessions_of(fleet)
         said = [f"requests come in sessions of {turns:.3g} turns on average"] * fleet.has_sessions
@@ -52,6 +58,18 @@ def observe_log(
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
     hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
     return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
+
+
+def _following(fleet: Workload, trace: Trace, view: View, table: RateTable, loads: Loads) -> Workload:
+    """The fleet, with mean rates that follow the trend inside the window whose rates it has, if they are of one."""
+    starts_s = table.starts_of(next(iter(loads.values()))) if view.at != "mean" else []
+    if len(starts_s) != 1:
+        return fleet
+    begin_s, end_s = starts_s[0], starts_s[0] + table.window_s
+    if not view.by_time_of_day:  # a log may cover only a part of the window
+        begin_s, end_s = max(begin_s, trace.start_s), min(end_s, trace.start_s + trace.span_s)
+    trend = trend_within(trace, begin_s, end_s, daily=view.by_time_of_day)
+    return fleet.with_arrivals(fleet.arrivals.following(trend, (end_s - begin_s) / PARTS))
 
 
 def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
@@ -161,6 +179,7 @@ def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
     table, loads = view.loads(rates_of(trace, HOUR_S))
     drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))
     at = drawn if load == "mean" else with_rates(drawn, next(iter(loads.values())))
+    at = _following(at, trace, view, table, loads)
     hour = requests_to(at.names, busiest_requests(trace, HOUR_S), HOUR_S) if view.at == BUSIEST.at else None
     return Observed(at, table, loads, span_s=trace.span_s, hour=hour)
 

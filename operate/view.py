@@ -90,10 +90,10 @@ class Observed:
     def planned_for(self) -> str:
         """Which rates the fleet has, in words: "10:00 (UTC), 2.9 × the mean"."""
         at, rates = next(iter(self.loads.items()))
-        same = np.flatnonzero((self.table.rates == rates).all(axis=1))
+        starts_s = self.table.starts_of(rates)
         when = {"mean": "the mean", "each-peak": "each adapter's busiest window"}.get(at, f"the load {at}")
-        if len(same) and at != "mean":
-            start_s = float(self.table.start_s[same[0]])
+        if starts_s and at != "mean":
+            start_s = starts_s[0]
             if start_s < SINCE_1970_S:
                 when = f"{start_s // HOUR_S:02.0f}:{start_s // 60.0 % 60.0:02.0f} after its start"
             else:

@@ -211,7 +211,8 @@ class Arrivals:
     clipped to [1/`span`, `span`] times the mean; the paper's unpredictable scenario); "piecewise" (all rates
     times `factors[k]` in the k-th period, repeating); "bursty" (Poisson streams whose rates are multiplied by
     the factor `common`, the same for all adapters, and by a factor `own`, independent for each adapter;
-    rates are the means over the run); "trace" (recorded requests are replayed).
+    rates are the means over the run, or over a cycle of `factors` if there are any); "trace" (recorded requests
+    are replayed).
     """
 
     kind: Kind = "poisson"
@@ -248,12 +249,24 @@ class Arrivals:
             for whose, bursts in (("common", self.common), ("own", self.own))
             if bursts is not None
         ]
-        return f"bursty: {'; '.join(parts)}" if parts else self.kind
+        if self.cycle_s:
+            parts.append(f"rates × {min(self.factors):.3g} … {max(self.factors):.3g} in periods of {self.period_s:g} s")
+        return f"{self.kind}: {'; '.join(parts)}" if parts else self.kind
+
+    @property
+    def cycle_s(self) -> float:
+        """Length of a cycle of the rates' `factors`, s; 0 if the mean rates are constant."""
+        return self.period_s * len(self.factors) * (self.kind in ("piecewise", "bursty"))
 
     @property
     def mean_factor(self) -> float:
-        """What the rates are multiplied by on average over a cycle of piecewise arrivals; 1 for other kinds."""
-        return float(np.mean(self.factors)) if self.kind == "piecewise" else 1.0
+        """What the rates are multiplied by on average over a cycle of `factors`; 1 without one."""
+        return float(np.mean(self.factors)) if self.cycle_s else 1.0
+
+    def following(self, factors: Sequence[float], period_s: float) -> Arrivals:
+        """Poisson or bursty arrivals whose mean rates follow a cycle of factors; without factors, the same arrivals."""
+        kind: Kind = "bursty" if self.kind == "bursty" else "piecewise"
+        return replace(self, kind=kind, factors=tuple(factors), period_s=period_s) if len(factors) else self
 
     @property
     def varies(self) -> bool:
@@ -261,15 +274,13 @@ class Arrivals:
         return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
 
     def whole_s(self, at_least_s: float) -> float:
-        """Duration of a run that covers the whole process, s: the span of a trace; whole cycles of piecewise rates, at
-        least `at_least_s`; `at_least_s` for other kinds."""
+        """Duration of a run that covers the whole process, s: the span of a trace; whole cycles of `factors`, at least
+        `at_least_s`; `at_least_s` for other arrivals."""
         if self.trace is not None:
             return self.trace.span_s or at_least_s
-        return self.whole_cycles_s(at_least_s) if self.kind == "piecewise" else at_least_s
+        return self.whole_cycles_s(at_least_s) if self.cycle_s else at_least_s
 
     def whole_cycles_s(self, at_least_s: float) -> float:
         """Shortest time of whole cycles of the rates that is at least `at_least_s`, s; other kinds: `at_least_s`."""
-        if self.kind not in ("piecewise", "unpredictable"):
-            return at_least_s
-        cycle_s = self.period_s * max(1, len(self.factors))
-        return cycle_s * math.ceil(at_least_s / cycle_s)
+        cycle_s = self.period_s if self.kind == "unpredictable" else self.cycle_s
+        return cycle_s * math.ceil(at_least_s / cycle_s) if cycle_s else at_least_s

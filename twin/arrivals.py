@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer.adapter import changed
 from packer.arrays import FloatArray, IntArray, in_parts
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import Arrivals, Kind, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
@@ -95,7 +95,7 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
         rule = f"Expected at most {MAX_REQUESTS:,} requests (rate × duration),"
         raise ValidationError(f"{rule} got {workload.rate:,.6g} req/s × {duration_s:,.6g} s: simulate a shorter time.")
     arrivals = workload.arrivals
-    alone = arrivals.own is not None or arrivals.kind not in ("poisson", "bursty")
+    alone = arrivals.own is not None or arrivals.kind in ("lognormal", "unpredictable")
     kept = kept_for(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)
     drawn = kept[0] if kept else _draw_times(workload, duration_s, seed)
     if len(drawn[0]) <= MOST_KEPT:
@@ -107,9 +107,17 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
 def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatArray, IntArray | None]:
     """See `draw_times`."""
     arrivals, rates, expected = workload.arrivals, workload.rates, workload.rate * duration_s
+    if arrivals.cycle_s:
+        edges, reached = _cycles(arrivals, duration_s)
+        if not reached[-1]:
+            return np.zeros(0), np.zeros(0, dtype=np.int64)
+        kind: Kind = "bursty" if arrivals.kind == "bursty" else "poisson"
+        steady = workload.with_arrivals(replace(arrivals, kind=kind, factors=()))
+        time_s, adapter = _draw_times(steady, float(reached[-1]), seed)
+        return in_bursts((edges, reached), time_s, duration_s), adapter
     if arrivals.own is not None:
         return own_streams(generator(seed, 0), generator(seed, 4), arrivals, rates, duration_s)
-    if arrivals.kind not in ("poisson", "bursty"):
+    if arrivals.kind in ("lognormal", "unpredictable"):
         return _by_adapter(generator(seed, 0), arrivals, rates, duration_s)
     time_s = np.cumsum(
         # Six standard deviations beyond the mean: the gaps practically always reach the end.
@@ -238,8 +246,6 @@ def _by_adapter(
     for i, rate in enumerate(rates):
         if arrivals.kind == "lognormal":
             stream = _renewal(rng, rate, arrivals.cv, 0.0, duration_s)
-        elif arrivals.kind == "piecewise":
-            stream = _piecewise(rng, arrivals, rate, duration_s)
         else:
             stream = _unpredictable(rng, arrivals, rate, duration_s)
         times.append(stream)
@@ -277,12 +283,11 @@ def _periods(period_s: float, duration_s: float) -> list[tuple[float, float]]:
     return [(float(s), float(min(s + period_s, duration_s))) for s in starts]
 
 
-def _piecewise(rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float) -> FloatArray:
-    pieces = [
-        _uniform(rng, rate * arrivals.factors[k % len(arrivals.factors)], start, end)
-        for k, (start, end) in enumerate(_periods(arrivals.period_s, duration_s))
-    ]
-    return np.concatenate(pieces)
+def _cycles(arrivals: Arrivals, duration_s: float) -> tuple[FloatArray, FloatArray]:
+    """Return the edges of the periods of a run and the integral of the rates' factor up to each, float64 (n + 1,)."""
+    edges = np.append(np.arange(0.0, duration_s, arrivals.period_s), duration_s)
+    weighed = np.diff(edges) * np.resize(arrivals.factors, len(edges) - 1)
+    return edges, np.concatenate(([0.0], np.cumsum(weighed)))
 
 
 def _unpredictable(rng: np.random.Generator, arrivals: Arrivals, rate: float, duration_s: float) -> FloatArray:

@@ -2,7 +2,7 @@
 
 The logs: the traces in `../shared/data/traces`, their requests given to adapters by a power law, and six hours of drawn
 requests with the lengths of the conversation trace: days with one peak, bursts, a spike, two services, steps of whole
-seconds, one hot adapter, hundreds of quiet ones.
+seconds, one hot adapter, hundreds of quiet ones; and one hour in which the rate or the prompts grow.
 
     uv run python benchmarks/answers/run.py [--write] [NAME …]
 
@@ -54,17 +54,19 @@ def _file(name: str, adapters: int = 100) -> Callable[[], Trace]:
 
 def _drawn(
     rate: Callable[[Any], Any], *, adapters: int = 60, exponent: float = 1.2, seed: int = 0, step_s: float = 0.0,
-    burst_cv: float = 0.0, own_cv: float = 0.0, second: Callable[[Any], Any] | None = None,
+    burst_cv: float = 0.0, own_cv: float = 0.0, second: Callable[[Any], Any] | None = None, hours: int = HOURS,
+    longer: float = 1.0,
 ) -> Callable[[], Trace]:  # fmt: skip
-    """Six hours of requests at `rate` (of the time in h), by minutes; `second`: of a second half of the adapters.
+    """Hours of requests at `rate` (of the time in h), by minutes; `second`: of a second half of the adapters.
 
     `burst_cv`, `own_cv`: of the rate in each minute, of all adapters together and of each by itself.
+    `longer`: prompts grow evenly by this factor in all.
     """
 
     def made() -> Trace:
         rng = np.random.default_rng(seed)
         lengths = read_trace(SHARED / "azure_llm_2023_conv.csv.gz")
-        minutes = np.arange(HOURS * 60.0)
+        minutes = np.arange(hours * 60.0)
         times, owners = [], []
         for part, of_hour in enumerate(filter(None, (rate, second))):
             means = 60.0 * of_hour(minutes / 60.0) * np.ones(len(minutes))
@@ -87,10 +89,11 @@ def _drawn(
         time_s = np.floor(time_s / step_s) * step_s if step_s else time_s
         order = np.argsort(time_s, kind="stable")
         kept = rng.integers(0, len(lengths), len(order))
+        input_tokens = lengths.input_tokens[kept] * np.linspace(1.0, longer, len(kept))
         used, index = np.unique(owner[order], return_inverse=True)
         names = tuple(f"adapter-{k:03d}" for k in used.tolist())
         return Trace(
-            time_s[order] - time_s[order[0]], lengths.input_tokens[kept], lengths.output_tokens[kept],
+            time_s[order] - time_s[order[0]], input_tokens.astype(np.int64), lengths.output_tokens[kept],
             index.astype(np.int64), names, RANKS.of(names), source="drawn", start_s=START_S,
         )  # fmt: skip
 
@@ -116,6 +119,9 @@ LOGS: dict[str, Callable[[], Trace]] = {
     "hot": _drawn(_day(6.0, 0.8), adapters=20, exponent=2.0, seed=7),
     "large-bursty-day": _drawn(_day(15.0, 0.9), adapters=150, seed=9, burst_cv=0.5),
     "large-deep-day": _drawn(lambda hour: 45.0 * np.exp(-((hour - 3.5) ** 2)) + 1.0, seed=10),
+    "rising-hour": _drawn(lambda hour: 7.0 + 14.0 * hour, hours=1, seed=12),
+    "peak-in-hour": _drawn(lambda hour: 14.0 + 5.6 * np.cos(2.0 * np.pi * (hour - 0.5)), hours=1, seed=13),
+    "longer-prompts": _drawn(lambda hour: 12.0, hours=1, longer=2.5, seed=14),
     "quiet": _drawn(_day(4.0, 0.8), adapters=400, exponent=0.3, seed=8),
 }
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from packer import checks
 from packer.adapter import MAX_PRIORITY, MAX_RANK, MAX_RATE, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
@@ -26,7 +27,7 @@ from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPU
 REQUIRED = ("adapter", "rank", "rate")
 OPTIONAL = (
     "model", "input_tokens", "output_tokens", "input_cv", "output_cv", "length_correlation", "bursts", "own_bursts",
-    "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens", "priority", "acceptance",
+    "trend", "slo_class", "shared_prefix_tokens", "turns", "think_s", "turn_tokens", "priority", "acceptance",
 )  # fmt: skip
 _LEFT_OUT = ("slo_class", "shared_prefix_tokens", "priority")  # Columns whose cell is empty if the value is None or 0.
 _READERS: dict[str, Callable[[Row, str], Any]] = {
@@ -48,8 +49,8 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
 
     The suffix gives the format: .csv or .parquet (columns `adapter,rank,rate`, and optionally `model,
     slo_class, input_tokens, output_tokens` (means), `input_cv, output_cv, length_correlation, bursts, own_bursts,
-    shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`), .json or .yaml; each also with .gz. A
-    trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) gives a workload that replays it.
+    trend, shared_prefix_tokens, turns, think_s, turn_tokens, priority, acceptance`), .json or .yaml; each also with
+    .gz. A trace of requests (`timestamp, adapter, rank, input_tokens, output_tokens`) gives a workload that replays it.
 
     Raises `FileFormatError`: the file can't be read, or a value breaks a rule; the message names file, row and column.
     """
@@ -88,16 +89,17 @@ def workload_from_rows(rows: Iterable[Row], name: str) -> Workload:
     bursts: dict[str, Any] = {"common": shared.get("bursts"), "own": shared.get("own_bursts")}
     with located():
         arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
+        period_s, *factors = shared.get("trend", [0.0])
+        arrivals = arrivals.following(factors, period_s)
         return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
 
 
 def _read_shared(row: Row, known: dict[str, tuple[Any, int]]) -> None:
     """Add the row's values of columns that apply to the whole file; every row that has such a value must agree."""
-    for column in ("length_correlation", "bursts", "own_bursts"):
+    for column, read in _OF_ALL.items():
         if row.is_blank(column):
             continue
-        is_bursts = column != "length_correlation"
-        value = _bursts(row, column) if is_bursts else row.real(column, low=-1.0, high=1.0)
+        value = read(row, column)
         first, number = known.setdefault(column, (value, row.number))
         if first != value:
             rule = f"expected the same value in every row, got {shown(row.text(column))} after another"
@@ -109,6 +111,26 @@ def _bursts(row: Row, column: str) -> Bursts:
         return Bursts.parse(row.text(column))
     except ValueError:
         row.fail(column, f"Expected cv;time scale:weight;… such as 2.1;8:0.8;24:0.2, got {shown(row.text(column))}.")
+
+
+def _trend(row: Row, column: str) -> list[float]:
+    try:
+        found = [checks.decimal(part) for part in row.text(column).split(";")]
+        Arrivals().following(found[1:], found[0])
+    except ValueError:
+        found = []
+    if len(found) < 2:
+        row.fail(column, f"Expected period in s;factor;factor;… such as 300;0.8;1.2, got {shown(row.text(column))}.")
+    return found
+
+
+_OF_ALL: dict[str, Callable[[Row, str], Any]] = {
+    "length_correlation": partial(Row.real, low=-1.0, high=1.0),
+    "bursts": _bursts,
+    "own_bursts": _bursts,
+    "trend": _trend,
+}
+"""Columns whose value applies to the whole file, with the functions that read a cell."""
 
 
 def _adapter(name: str, row: Row) -> Adapter:
@@ -179,7 +201,7 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
     blank = next((name for name in (*workload.names, *workload.models) if name != name.strip()), "")
     for what, holds in (
         ("a fine-tuning job", workload.fine_tuning is None),
-        (f"{workload.arrivals.kind} arrivals", workload.arrivals.kind in ("poisson", "bursty")),
+        (f"{workload.arrivals.kind} arrivals", workload.arrivals.kind in ("poisson", "bursty", "piecewise")),
         ("latency limits (slo)", workload.slo == Goal()),
         (f"a name with blanks around it, got {shown(blank)}", not blank),
     ):
@@ -201,12 +223,18 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
         "bursts": [workload.arrivals.common and workload.arrivals.common.text] * len(workload),
         "own_bursts": [workload.arrivals.own and workload.arrivals.own.text] * len(workload),
+        "trend": [_trend_text(workload.arrivals)] * len(workload),
         **{key: [getattr(each, key) or None for each in workload.adapters] for key in _LEFT_OUT},
         "acceptance": [adapter.acceptance for adapter in workload.adapters],
         **{key: [getattr(each, key, None) for each in sessions] for key in ("turns", "think_s", "turn_tokens")},
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]
+
+
+def _trend_text(arrivals: Arrivals) -> str | None:
+    """The cell that `_trend` reads; None without a cycle of factors."""
+    return ";".join(map(repr, (arrivals.period_s, *arrivals.factors))) if arrivals.cycle_s else None
 
 
 def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[float | None, float | None]:

@@ -46,6 +46,11 @@ class RateTable:
         """Offered load of each window, float64 (windows,)."""
         return self.rates @ self.tokens
 
+    def starts_of(self, rates: FloatArray) -> list[float]:
+        """Starts of the windows that have these rates, as `start_s`."""
+        found: list[float] = self.start_s[(self.rates == rates).all(axis=1)].tolist()
+        return found
+
     def by_time_of_day(self) -> RateTable:
         """The mean day: windows at the same time of day averaged over the days (UTC) that have requests. Its date is
         that of the first day. Raises `ValidationError`: the windows do not divide a day."""

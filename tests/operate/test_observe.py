@@ -177,3 +177,21 @@ def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:
         assert [(a.model, a.priority, a.slo_class) for a in found.adapters] == [
             (names[a.name].model, names[a.name].priority, "chat") for a in found.adapters
         ]
+
+
+def test_rates_follow_the_trend_of_their_window() -> None:
+    """A fleet with the rates of one window follows how its load rises, which is said; a fleet with the mean rates of
+    the log does not, and neither does one that replays its requests."""
+    rng = np.random.default_rng(0)
+    time_s = np.sort(np.append(3600.0 * np.sqrt(rng.random(6_000)), 3600.0 + 3600.0 * rng.random(1_000)))
+    ones = np.ones(len(time_s), dtype=np.int64)
+    log = Trace(time_s - time_s[0], 200 * ones, 100 * ones, 0 * ones, ("a",), start_s=float(time_s[0]))
+    found = observe_log(log, Ranks(others=(8,)))
+    assert found.fleet.arrivals.cycle_s == pytest.approx(3600.0 - time_s[0])
+    assert found.fleet.arrivals.factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
+    assert found.fleet.rate == pytest.approx(6_000 / 3600, rel=0.03)
+    assert any(note.startswith("the load of that window goes from") for note in found.notes)
+    others = [observe_log(log, Ranks(others=(8,)), View("mean")), observe_log(log, Ranks(others=(8,)), replay=True)]
+    assert [each.fleet.arrivals.factors for each in others] == [(), ()]
+    replayed = observe_replayed(measure_workload(replace(log, ranks=(8,)), replay=True))
+    assert replayed.fleet.arrivals == found.fleet.arrivals

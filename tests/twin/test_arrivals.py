@@ -36,6 +36,7 @@ KINDS = {
     "unpredictable": Arrivals("unpredictable", cv=2.0, period_s=100.0),
     "piecewise": Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5)),
     "bursty": Arrivals("bursty", common=Bursts(1.0, ((5.0, 0.5), (50.0, 0.5)))),
+    "rising bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),))).following((0.5, 1.5), 100.0),
     "own bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),)), own=Bursts(1.0, ((60.0, 1.0),))),
 }
 FLEET = Workload(
@@ -133,13 +134,27 @@ def test_unpredictable_processes_alternate() -> None:
     assert bursty in ([True, False] * 4, [False, True] * 4)
 
 
-def test_piecewise_rates_repeat() -> None:
-    """All rates follow the factors, period after period, and a factor of 0 sends nothing."""
-    fleet = FLEET.with_arrivals(Arrivals("piecewise", period_s=200.0, factors=(0.0, 2.0, 1.0)))
-    counts = np.histogram(draw_requests(fleet, 1200.0, 0).time_s, bins=6, range=(0.0, 1200.0))[0]
+@pytest.mark.parametrize("kind", ["poisson", "bursty", "own bursts"])
+def test_piecewise_rates_repeat(kind: str) -> None:
+    """All rates follow the factors, period after period, beside bursts, too, and a factor of 0 sends nothing."""
+    fleet = FLEET.with_arrivals(KINDS[kind].following((0.0, 2.0, 1.0), 200.0))
+    runs = [draw_requests(fleet, 1200.0, seed) for seed in range(10)]
+    counts = np.array([np.histogram(run.time_s, bins=6, range=(0.0, 1200.0))[0] for run in runs])
     expected = FLEET.rate * 200.0 * np.array([0.0, 2.0, 1.0, 0.0, 2.0, 1.0])
-    assert counts[0] == counts[3] == 0
-    assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected) + 1e-9)
+    assert not counts[:, [0, 3]].any()
+    assert np.all(np.abs(counts.mean(axis=0) - expected) <= 5 * np.maximum(counts.std(axis=0), 1e-9) / np.sqrt(10))
+    assert np.bincount(runs[0].adapter, minlength=3) == pytest.approx(FLEET.rates * 1200.0, rel=0.5)
+    assert not len(draw_requests(fleet, 150.0, 0))
+
+
+def test_adapters_choose_from_one_stream_of_piecewise_rates() -> None:
+    """Piecewise arrivals are those of a Poisson process in another time: one stream, however many adapters."""
+    fleet = FLEET.with_arrivals(KINDS["piecewise"])
+    time_s, adapter = draw_times(fleet, 400.0, 3)
+    assert adapter is None
+    steady, _ = draw_times(FLEET, 400.0, 3)
+    expected = np.interp(steady, (0.0, 50.0, 200.0, 250.0, 400.0), (0.0, 100.0, 200.0, 300.0, 400.0))
+    assert time_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("cv", "seed"), [(0.5, 1), (2.0, 2)])

@@ -84,7 +84,7 @@ any_arrivals = st.one_of(
     st.just(trace),
     st.just(every_field),
     st.builds(request_trace.faster, st.floats(0.1, 9.0)).map(lambda part: Arrivals("trace", trace=part)),
-    st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75))))),
+    st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75)))).following((0.5, 1.5), 30.0)),
 )
 
 
@@ -144,20 +144,27 @@ def test_every_format_round_trips(tmp_path: Path, ending: str) -> None:
 
 @pytest.mark.parametrize("ending", [*TABLES, *DOCUMENTS])
 def test_bursts_round_trip(tmp_path: Path, ending: str) -> None:
-    """Common and own bursts come back exactly from every format."""
+    """Common and own bursts, and a trend beside them or alone, come back exactly from every format."""
     bursts = Bursts(2.141, ((0.1, 0.056), (8.1, 0.944))), Bursts(1 / 3, ((60.0, 1.0),))
-    for common, own in (bursts, (bursts[0], None), (None, bursts[1])):
-        arrivals = Arrivals("bursty", common=common, own=own)
+    pairs = (bursts, (bursts[0], None), (None, bursts[1]))
+    bursty = [Arrivals("bursty", common=common, own=own) for common, own in pairs]
+    for arrivals in (*bursty, bursty[0].following((1 / 3, 5 / 3), 85.17), Arrivals().following((0.5, 1.5), 300.0)):
         fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1)], arrivals=arrivals, name="f")
         write_workload(fleet, tmp_path / f"f{ending}", force=True)
         assert read_workload(tmp_path / f"f{ending}").arrivals == arrivals
 
 
-@pytest.mark.parametrize("cell", ["2", "2;8", "x;8:1", "2;8:0.5", "2;-1:1", "2;8:1:1", "nan;8:1", "2;8:nan"])
-def test_wrong_bursts_are_named(cell: str) -> None:
-    """A malformed cell is refused with its row and column."""
-    with pytest.raises(FileFormatError, match="row 2, column 'bursts'"):
-        read_csv(f"adapter,rank,rate,bursts\na,8,1,{cell}\n")
+WRONG = {
+    "bursts": ["2", "2;8", "x;8:1", "2;8:0.5", "2;-1:1", "2;8:1:1", "nan;8:1", "2;8:nan"],
+    "trend": ["300", "300;x", "0.1;1", "300;-1;2", "300;0;0", "nan;1", "300;nan", ";1", "300;1;"],
+}
+
+
+@pytest.mark.parametrize(("column", "cell"), [(key, cell) for key, cells in WRONG.items() for cell in cells])
+def test_wrong_bursts_and_trends_are_named(column: str, cell: str) -> None:
+    """A malformed cell, or a trend without a load, is refused with its row and column."""
+    with pytest.raises(FileFormatError, match=f"row 2, column '{column}'"):
+        read_csv(f"adapter,rank,rate,{column}\na,8,1,{cell}\n")
 
 
 def read_csv(text: str) -> Workload:

@@ -1,0 +1,51 @@
+"""Measure how the load of a trace changes within one window: a rise, a fall or a peak of its mean rates.
+
+Bursts (`packer.traces.bursts`) are measured beside such a trend. A fleet with the rates of the window follows it, or a
+plan would be made for the mean of the window alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from packer.arrays import FloatArray
+from packer.times import DAY_S, HOUR_S
+from packer.traces.trace import Trace
+
+PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant in each.
+CHANCE = 0.001  # Probability with which loads of parts that vary at random show a trend.
+LEAST_S = 12.0  # Shortest window with a trend.
+LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
+
+
+def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = False) -> tuple[float, ...]:
+    """Factors on the mean rates in `PARTS` equal parts of a window, which follow the offered load; their mean is 1.
+
+    The load of the parts is fitted by a parabola. No factors, and no trend, if an F-test explains it by the scatter
+    of the parts around their mean, at least that of Poisson arrivals; if its highest factor is below `LEAST`; or for
+    windows longer than an hour, which a simulated hour does not show.
+
+    `start_s`, `end_s`: the window, on the clock of `Trace.start_s`. `daily`: the same window of every day.
+    """
+    from scipy.stats import f
+
+    window_s = end_s - start_s
+    if not LEAST_S <= window_s <= HOUR_S:
+        return ()
+    since_s = trace.time_s + (trace.start_s - start_s)
+    since_s = since_s % DAY_S if daily else since_s
+    inside = (since_s >= 0.0) & (since_s < window_s)
+    part = np.minimum((since_s[inside] * (PARTS / window_s)).astype(np.int64), PARTS - 1)
+    tokens = (trace.input_tokens + trace.output_tokens)[inside].astype(np.float64)
+    mean = max(1.0, float(tokens.sum()) / PARTS)
+    load = np.bincount(part, tokens, minlength=PARTS) / mean
+    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, PARTS), 3, increasing=True))
+    fit: FloatArray = basis @ (load @ basis)
+    shown = float(((fit - 1.0) ** 2).sum()) / 2.0
+    scatter = max(float(((load - fit) ** 2).sum()) / (PARTS - 3), float(tokens @ tokens) / PARTS / mean**2)
+    if fit.max() < LEAST or f.sf(shown / scatter, 2, PARTS - 3) > CHANCE:
+        return ()
+    fit = np.maximum(fit, 0.0)
+    factors = np.round(fit * (PARTS / fit.sum()), 4)
+    factors[factors.argmax()] += PARTS - factors.sum()  # the mean stays 1 despite rounding
+    return tuple(np.round(factors, 4).tolist())

@@ -1,0 +1,74 @@
+"""The trend of the load within a window of a trace is found where it was put in, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals, Bursts
+from packer.traces.trace import Trace
+from packer.traces.trend import PARTS, trend_within
+from packer.twin.arrivals import draw_requests
+from packer.workload import Workload
+
+RISE = tuple(np.linspace(0.5, 1.5, PARTS).tolist())
+BURSTY = Arrivals("bursty", common=Bursts(0.4, ((10.0, 1.0),)))
+LONG = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)), own=Bursts(1.0, ((60.0, 1.0),)))
+
+
+def drawn(arrivals: Arrivals, seed: int, rate: float = 2.0) -> Trace:
+    """An hour of requests to two adapters."""
+    fleet = Workload([Adapter("a", 8, rate), Adapter("b", 8, 1.0)], arrivals=arrivals)
+    seen = draw_requests(fleet, 3600.0, seed)
+    return Trace(seen.time_s, seen.input_tokens, seen.output_tokens, seen.adapter, fleet.names, (8, 8))
+
+
+@pytest.mark.parametrize("arrivals", [Arrivals(), BURSTY, LONG], ids=["poisson", "bursty", "long bursts"])
+def test_chance_and_bursts_are_no_trend(arrivals: Arrivals) -> None:
+    """The load of equal parts of an hour differs by chance and by bursts without one."""
+    found = [trend_within(drawn(arrivals, seed), 0.0, 3600.0) for seed in range(25)]
+    assert sum(map(bool, found)) <= 1
+
+
+@pytest.mark.parametrize("arrivals", [Arrivals(), BURSTY], ids=["poisson", "bursty"])
+def test_a_trend_is_found_again(arrivals: Arrivals) -> None:
+    """The factors are those by which the rates were multiplied, on the mean of several traces, and have the mean 1."""
+    rising = arrivals.following(RISE, 300.0)
+    found = [trend_within(drawn(rising, seed), 0.0, 3600.0) for seed in range(20)]
+    seen = [each for each in found if each]
+    assert len(seen) >= 10
+    assert np.mean(seen, axis=0) == pytest.approx(RISE, abs=0.12)
+    assert np.mean(seen, axis=1) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_lengths_that_grow_are_a_trend() -> None:
+    """The trend is that of the offered load, so that longer prompts at the same rate are one."""
+    steady = drawn(Arrivals(), 1, rate=5.0)
+    growing = (steady.input_tokens * np.interp(steady.time_s, (0.0, 3600.0), (1.0, 4.0))).astype(np.int64)
+    factors = trend_within(replace(steady, input_tokens=growing), 0.0, 3600.0)
+    assert np.all(np.diff(factors) > 0.0)
+    assert factors[-1] > 1.3
+
+
+def test_the_same_window_of_every_day_has_one_trend() -> None:
+    """Requests of all days count at their time of day; those outside the window do not."""
+    one = drawn(Arrivals().following(RISE, 300.0), 3)
+    pairs = np.concatenate([one.time_s + 3600.0, one.time_s + 90_000.0, [7200.0 + 86_400.0 + k for k in range(500)]])
+    rows = np.concatenate([np.tile(np.arange(len(one.time_s)), 2), np.zeros(500, dtype=np.int64)])
+    days = replace(
+        one, time_s=pairs, input_tokens=one.input_tokens[rows], output_tokens=one.output_tokens[rows],
+        adapter=None, names=(), ranks=None,
+    )  # fmt: skip
+    assert trend_within(days, 3600.0, 7200.0, daily=True) == trend_within(one, 0.0, 3600.0)
+
+
+def test_small_and_long_trends_are_left_out() -> None:
+    """A rise of some per cent is within what a plan allows for; a simulated hour does not show a trend over a day."""
+    few = tuple(np.linspace(0.94, 1.06, PARTS).tolist())
+    assert trend_within(drawn(Arrivals().following(few, 300.0), 4, rate=200.0), 0.0, 3600.0) == ()
+    rising = drawn(Arrivals().following(RISE, 300.0), 5)
+    assert trend_within(rising, 0.0, 3600.0) != ()
+    assert trend_within(rising, 0.0, 86_400.0) == ()
