@@ -128,8 +128,8 @@ def schedule(
         most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])
         if most > at_hand:
             raise ValidationError(
-                f"Expected at least {most} GPUs {gpu} while servers are replaced, got {at_hand}: the plan that holds "
-                f"all day takes {static.n_gpus} GPUs, and a longer --startup leaves more servers on."
+                f"Expected at least {most} GPUs {gpu} while servers are replaced, got {at_hand}. The plan that holds "
+                f"all day takes {static.n_gpus} GPUs: --write static=FILE without --available writes it."
             )
     return result
 

@@ -129,7 +129,9 @@ def test_gpus_at_hand_are_enough_while_servers_are_replaced(monkeypatch: pytest.
 
     monkeypatch.setattr(schedules, "with_steady_settings", replaced)
     assert schedule(FLEET, GpuKind(PROFILE, available=3), day(), margin=0.0).most_gpus == 3
-    with pytest.raises(ValidationError, match=r"at least 3 GPUs .* while servers are replaced, got 2"):
+    with pytest.raises(
+        ValidationError, match=r"at least 3 GPUs .* while servers are replaced, got 2.* 2 GPUs: --write static"
+    ):
         schedule(FLEET, GpuKind(PROFILE, available=2), day(), margin=0.0)
 
 
