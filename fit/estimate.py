@@ -175,7 +175,7 @@ def _check_settings(sizes: ModelDimensions, engine_name: str, version: str | Non
         if value is not None:
             checks.integer(name, value, low=1)
     if (longest := counts["max_model_len"]) is not None and longest > sizes.max_model_len:
-        rule = f"Expected a max_model_len up to {sizes.max_model_len:,}, the max_position_embeddings of {sizes.name},"
+        rule = f"Expected a max_model_len up to {sizes.max_model_len:,}, the longest context of {sizes.name},"
         raise IncompatibleError(f"{rule} beyond which vLLM does not start, got {longest:,}.")
 
 

@@ -41,7 +41,7 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelDimensions:
     return ModelDimensions(
         name=_name(data, path), kind=kind, layers=layers, hidden=hidden, heads=heads, tied=tied,
         kv_heads=_size(config, "num_key_value_heads", default=heads, high=heads),
-        vocabulary=_size(config, "vocab_size"), max_model_len=_size(config, "max_position_embeddings"),
+        vocabulary=_size(config, "vocab_size"), max_model_len=_longest(config, kind),
         repository=said if isinstance(said, str) and _REPOSITORY.fullmatch(said) else None, weight_bits=bits,
         quantization=quantization, biases=kind in KINDS["biased"] or config.get("attention_bias") is True, **mlp,
         **_attention(config, kind, layers, hidden, heads),
@@ -59,6 +59,17 @@ def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
         said = f"{os.fspath(path)}: {rule}, got {shown(kind)}."
         raise IncompatibleError(f"{said} For an estimate of its kind, give {near}.")
     return str(kind)
+
+
+def _longest(config: dict[str, Any], kind: str) -> int:
+    """Return the longest context, tokens. Source: vllm/config/model.py, `_get_and_verify_max_len`: only these kinds of
+    scaling leave `max_position_embeddings` as it was before, except in Gemma 3."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    said = rope if isinstance(rope, dict) and kind != "gemma3_text" else {}
+    factor = said.get("factor") if said.get("rope_type", said.get("type")) in ("linear", "dynamic") else None
+    with located():
+        factor = 1.0 if factor is None else checks.real("factor", factor, low=1.0, high=1000.0)
+    return int(factor * _size(config, "max_position_embeddings"))
 
 
 def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:

@@ -340,7 +340,7 @@ def test_a_server_is_started_with_the_widths_that_its_estimate_has() -> None:
     assert "weights" not in small.provenance
     other = estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=8192, quantization="awq")
     assert other.provenance["weights"] == "awq, not those of Qwen/Qwen3-8B"
-    with pytest.raises(IncompatibleError, match="up to 40,960, the max_position_embeddings of qwen3-8b"):
+    with pytest.raises(IncompatibleError, match="up to 40,960, the longest context of qwen3-8b"):
         estimate_profile("Qwen/Qwen3-8B", "h100-80gb", max_model_len=40_961)
     with pytest.raises(ValidationError, match=r"up to 0\.33"):
         estimate_profile("Qwen/Qwen3-8B", "h100-80gb", version="0.34.0")

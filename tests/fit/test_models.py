@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from packer.errors import IncompatibleError, UnknownNameError
+from packer.fit.model_config import read_model_config
 from packer.fit.models import MODELS, cached_config, model_named
 
 PARAMETERS = {
@@ -145,3 +146,24 @@ def test_models_of_hugging_faces_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert model_named("acme/toy-7b").layers == 3
     assert model_named("acme/toy-7b").repository == "acme/toy-7b"
     assert cached_config("acme/other") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "tokens"),
+    [
+        ("llama", {"type": "linear", "factor": 4.0}, 65_536),
+        ("llama", {"rope_type": "dynamic", "factor": 2}, 32_768),
+        ("llama", {"rope_type": "llama3", "factor": 8.0}, 16_384),
+        ("llama", None, 16_384),
+        ("gemma3_text", {"rope_type": "linear", "factor": 8.0}, 16_384),
+    ],
+)
+def test_the_longest_context_is_scaled_as_in_vllm(
+    kind: str, rope: object, tokens: int, root: Path, tmp_path: Path
+) -> None:
+    """DeepSeek Coder's 16,384 positions times its factor of 4 are the context that vLLM takes by default."""
+    data = json.loads((root / "tests/data/models/llama-3.1-8b.json").read_text())
+    data |= {"model_type": kind, "max_position_embeddings": 16_384, "rope_scaling": rope}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(data))
+    assert read_model_config(path).max_model_len == tokens
