@@ -101,13 +101,15 @@ def test_kinds_of_one_profile_share_its_trained_predictor() -> None:
     assert found.objective_value[0] == 1.3
 
 
-def test_a_replayed_trace_has_no_margin(two_models: Plan) -> None:
-    """A plan for several models whose rates were not raised has no margin, as one for a single model has none."""
-    replayed = replace(two_models, margin=None)
-    option = Option(None, "kinds", replayed, holds=True, told="")
-    everyone = tuple(range(len(replayed.workload)))
-    plan = kinds._merged(replayed.workload, [(everyone, option)], [option], {}, 0.0)
-    assert plan.margin is None
+def test_a_plan_for_several_models_is_verified_and_raised_as_its_parts_are(two_models: Plan) -> None:
+    """One part that fresh hours broke breaks the whole, one that was not judged leaves it open; rates that were not
+    raised, as those of a replayed trace, have no margin."""
+    everyone = tuple(range(len(two_models.workload)))
+    for parts, whole in ((True, True), True), ((True, False, None), False), ((None, True), None):
+        plans = [replace(two_models, margin=None, verified=each) for each in parts]
+        options = [Option(None, "kinds", plan, holds=True, told="") for plan in plans]
+        found = kinds._merged(two_models.workload, [(everyone, each) for each in options], options, {}, 0.0)
+        assert (found.verified, found.margin) == (whole, None)
 
 
 def test_without_all_prices_the_fewest_gpus_decide(two_models: Plan) -> None:
