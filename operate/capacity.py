@@ -121,15 +121,20 @@ class Capacity:
         hottest = sorted(load, key=lambda a: (-load[a], a))[: self.kinds[server].max_loras]
         return self.of(server, {a: load[a] for a in hottest})
 
-    def fewest(self, server: int, load: FloatArray, tok_s: float, low: int, high: int) -> int:
-        """The fewest servers of a kind, from `low`, that hold `tok_s` with equal parts of all adapters; else `high`.
-        With more adapters than slots, as after a loss, a server holds far less than with its part of them."""
-        hottest = np.argsort(-load, kind="stable").tolist()
+    def more(self, new: int, there: Sequence[int], load: FloatArray, tok_s: float, low: int, high: int) -> int:
+        """The fewest servers like `new`, from `low`, that hold `tok_s` together with those `there`; else `high`. Each has
+        its part of all adapters, and no more of them than slots if there are enough slots: after a loss, servers with
+        more hold far less."""
+        hottest, slots = np.argsort(-load, kind="stable").tolist(), self.kinds[new].max_loras
+        beyond = len(hottest) - sum(self.kinds[s].max_loras for s in there)
 
-        def enough(n: int) -> bool:
-            return n * self.of(server, {a: float(load[a]) for a in hottest[::n]}) >= tok_s
+        def enough(more: int) -> bool:
+            n = len(there) + more
+            own = hottest[::n][: slots if beyond <= more * slots else None]
+            return n * self.of(new, {a: float(load[a]) for a in own}) >= tok_s
 
-        return fewest(enough, low, high) or high
+        found = fewest(enough, low, high)
+        return high if found is None else found
 
     def served(self, workload: Workload) -> None:
         """Adopt the requests of this workload from now on."""

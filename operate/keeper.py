@@ -304,9 +304,9 @@ class Keeper:
         there = len(serving) + len(self.starting)
         by_load = max(0 if there else 1, math.ceil(max(0.0, total / FULL - at_hand) / usual))
         if by_load and any(len(self.held[s]) > self.kinds[s].max_loras for s in serving):
-            low, tok_s = there + (not self.starting), total / FULL
+            tok_s, on = total / FULL, [*serving, *self.starting]
             new = max(range(len(self.kinds)), key=lambda s: (not self.on[s], self.kinds[s].max_loras))
-            by_load = self.capacity.fewest(new, load, tok_s / self.level, low, there + by_load) - there
+            by_load = self.capacity.more(new, on, load, tok_s / self.level, int(not self.starting), by_load)
             usual = max(usual, tok_s / (there + by_load))
         by_room = self.left.servers - len(self.starting)
         needed = self.missing = max(by_load, by_room)
