@@ -122,8 +122,8 @@ class Capacity:
         return self.of(server, {a: load[a] for a in hottest})
 
     def more(self, new: int, there: Sequence[int], load: FloatArray, tok_s: float, low: int, high: int) -> int:
-        """The fewest servers like `new`, from `low`, that hold `tok_s` together with those `there`; else `high`. Each has
-        its part of all adapters, and no more of them than slots if there are enough slots: after a loss, servers with
+        """The fewest servers like `new`, from `low`, that hold `tok_s` with those `there`; else `high`. Each has its
+        part of all adapters, and no more of them than slots if there are enough slots: after a loss, servers with
         more hold far less."""
         hottest, slots = np.argsort(-load, kind="stable").tolist(), self.kinds[new].max_loras
         beyond = len(hottest) - sum(self.kinds[s].max_loras for s in there)

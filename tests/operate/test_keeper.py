@@ -264,7 +264,7 @@ def test_what_the_twin_refuses_is_planned_again() -> None:
 def slotted(servers: int, on: int) -> Keeper:
     """A controller on servers of four slots, which hold a tenth with more adapters."""
     control = keeper(servers, on)
-    control.kinds = [replace(KIND, max_loras=4)] * servers
+    control.kinds[:] = [replace(KIND, max_loras=4)] * servers
 
     def of(server: int, own: dict[int, float]) -> float:
         return 1000.0 if len(own) <= control.kinds[server].max_loras else 100.0
@@ -291,7 +291,7 @@ def test_a_server_that_returns_gets_adapters_until_all_have_slots() -> None:
 def test_a_loss_starts_as_many_servers_as_hold_all(slots: tuple[int, int]) -> None:
     """What a server holds with more adapters than slots says nothing of one that has its part of them."""
     control = slotted(8, 2)
-    control.kinds = [replace(KIND, max_loras=own) for own in (slots[0], *slots[1:] * 7)]
+    control.kinds[:] = [replace(KIND, max_loras=own) for own in (slots[0], *slots[1:] * 7)]
     control.decide(0.0, seen(1200.0, [True, True, *[False] * 6]))
     for at_s in (60.0, 120.0):
         control.decide(at_s, seen(1200.0, [True, *[False] * 7]))
