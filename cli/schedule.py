@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from packer.operate.day import Schedule
 
 
+Trends = dict[str, tuple[float, ...]] | None
+
+
 @bundle
 class DayOptions:
     """Rates and periods of the day.
@@ -52,11 +55,11 @@ class DayOptions:
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def rates(self, fleet: packer.Workload, out: Writing) -> dict[str, npt.NDArray[np.float64]]:
-        """Rates of the adapters in each period, req/s, from the file or the trace."""
+    def rates(self, fleet: packer.Workload, out: Writing) -> tuple[dict[str, npt.NDArray[np.float64]], Trends]:
+        """Rates of the adapters in each period, req/s, from the file or the trace, and the trends of a trace."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
-        from packer.operate.schedule import rates_of_trace
+        from packer.operate.schedule import rates_of_trace, trends_of_trace
         from packer.traces.read import read_trace
 
         replays = fleet.arrivals.trace is not None
@@ -65,11 +68,12 @@ class DayOptions:
                 raise IncompatibleError("The fleet's file has the requests: expected neither --rates nor --trace.")
             raise IncompatibleError("Expected either --rates or --trace.")
         if self.rates_path is not None:
-            return read_rates(self.rates_path, fleet)
+            return read_rates(self.rates_path, fleet), None
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
         for text in () if self.trace_path is None else trace.notes:
             out.note(text)
-        return rates_of_trace(trace, fleet, self.period_s or HOUR_S)
+        period_s = self.period_s or HOUR_S
+        return rates_of_trace(trace, fleet, period_s), trends_of_trace(trace, period_s)
 
     def length_s(self, periods: Sequence[str], out: Writing) -> float:
         """Length of a period, s; if neither given nor known from the columns' names, a message says the default."""
@@ -140,12 +144,12 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     fleet = file.fleet().held_to(hours.slo)
     kinds = servers.kinds(int(fleet.ranks.max()))
     out.note_profiles(*(kind.profile for kind in kinds))
-    rates = hours.rates(fleet, out)
+    rates, trends = hours.rates(fleet, out)
     period_s = hours.length_s(list(rates), out)
     day_s = len(rates) * period_s
     if keda_path is not None:
         check_day(day_s, timezone)
-    given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s}
+    given = values(hours, "rates_path", "trace_path") | {"slo": fleet.slo, "period_s": period_s, "trends": trends}
     with out.progress() as progress:
         found = packer.schedule(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()

@@ -24,7 +24,7 @@ from packer.traces.prefixes import with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
-from packer.traces.trend import PARTS, trend_within
+from packer.traces.trend import trend_of
 from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
@@ -65,11 +65,8 @@ def _following(fleet: Workload, trace: Trace, view: View, table: RateTable, load
     starts_s = table.starts_of(next(iter(loads.values()))) if view.at != "mean" else []
     if len(starts_s) != 1:
         return fleet
-    begin_s, end_s = starts_s[0], starts_s[0] + table.window_s
-    if not view.by_time_of_day:  # a log may cover only a part of the window
-        begin_s, end_s = max(begin_s, trace.start_s), min(end_s, trace.start_s + trace.span_s)
-    trend = trend_within(trace, begin_s, end_s, daily=view.by_time_of_day)
-    return fleet.with_arrivals(fleet.arrivals.following(trend, (end_s - begin_s) / PARTS))
+    part_s, *factors = trend_of(trace, table, starts_s[0], daily=view.by_time_of_day) or (0.0,)
+    return fleet.with_arrivals(fleet.arrivals.following(factors, part_s))
 
 
 def _elsewhere(table: RateTable, loads: Loads) -> list[str]:

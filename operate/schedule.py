@@ -12,6 +12,7 @@ import numpy as np
 
 from packer import checks
 from packer.arrays import FloatArray
+from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.errors import InfeasibleError, ValidationError, shown
 from packer.evaluation import WHOLE_GOAL, Evaluations
@@ -31,6 +32,7 @@ from packer.public import public
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
+from packer.traces.trend import trend_of
 from packer.twin.hours import merged
 from packer.twin.memory.starts import starting
 from packer.workload import Workload
@@ -59,12 +61,25 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
     return found
 
 
+def trends_of_trace(trace: Trace, period_s: float) -> dict[str, tuple[float, ...]]:
+    """How the load of a trace changes within each period of `rates_of_trace`: length of a part, s, and factors of the
+    parts (`packer.traces.trend.trend_of`); of periods without a trend ()."""
+    table = rates_of(trace, period_s)
+    starts_s = table.by_time_of_day().start_s.tolist()
+    return {clock(start_s): trend_of(trace, table, start_s, daily=True) for start_s in starts_s}
+
+
+def _following(arrivals: Arrivals, trend: Sequence[float]) -> Arrivals:
+    return arrivals.following(trend[1:], trend[0] if trend else 0.0)
+
+
 @public
 def schedule(
     workload: Workload,
     profile: Kinds,
     rates: Mapping[str, FloatArray],
     *,
+    trends: Mapping[str, Sequence[float]] | None = None,
     period_s: float = HOUR_S,
     startup_s: float | None = None,
     slo: GoalLike | None = None,
@@ -90,6 +105,8 @@ def schedule(
     `profile`: the server, or several kinds: each base model gets the cheapest kind, or mix, for its busiest period.
     `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day. Periods that are
     all named by times of day (HH:MM) begin then.
+    `trends`: how all rates change within a period, by period: length of a part, s; its factor, of each in turn
+    (`trends_of_trace`). Periods without one have constant mean rates. None: all have those of the fleet.
     `period_s`: length of a period. `startup_s`: start-up time of a server; None: the longest of the profiles.
     `slo`: the goal, as for `packer.solve` ("none": servers must only not starve).
     `max_replicas`: maximum number of parts of an adapter; None: as many as it needs.
@@ -106,7 +123,8 @@ def schedule(
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
-    day = _Day(period_s, *_groups(fleet, profile, rates, asked))
+    own = {} if trends is None else {name: _following(fleet.arrivals, trends.get(name, ())) for name in rates}
+    day = _Day(period_s, *_groups(fleet, profile, rates, asked, own))
     static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
@@ -161,14 +179,14 @@ class _Group:
 
 
 def _groups(
-    fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions
+    fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions, own: Mapping[str, Arrivals]
 ) -> tuple[Periods, list[_Group]]:
     """The periods of the whole fleet, and the adapters of each kind of server; with several kinds, as in the plan for
     the busiest period."""
     kinds = kinds_of(profile)
     profiles = [kind.profile for kind in kinds]
     (_, *more) = serving(fleet, profiles)
-    whole = Periods(fleet, profiles[0], rates, asked)
+    whole = Periods(fleet, profiles[0], rates, asked, own)
     if len(kinds) == 1 and not more:
         starting(fleet, profiles)
         return whole, [_Group(range(len(fleet)), whole, kinds[0].available)]
@@ -194,7 +212,7 @@ class _Day:
     whole: Periods
     groups: Sequence[_Group]
     _fewer: dict[Any, Sequence[Bin] | None] = field(default_factory=dict, init=False)
-    """Servers found so far, by kind and rates: many hours of a table are equal."""
+    """Servers found so far, by kind, rates and arrivals: many hours of a table are equal."""
 
     def static(self) -> Plan:
         """The plan that keeps the goal in every period."""
@@ -225,7 +243,7 @@ class _Day:
         fewer = (len(static) - 1) * group.profile.engine.gpus
         if not fewer or self.whole.asked.stop():
             return None
-        key = group.profile, frozenset(self.whole.rates[name].tobytes() for name in names)
+        key = group.profile, frozenset(map(self.whole.key, names))
         if key not in self._fewer:
             alone = [self._with_fewer(group, [name], static) for name in names if len(names) > 1]
             made = [bins for bins in alone if bins is not None]

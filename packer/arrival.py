@@ -263,10 +263,18 @@ class Arrivals:
         """What the rates are multiplied by on average over a cycle of `factors`; 1 without one."""
         return float(np.mean(self.factors)) if self.cycle_s else 1.0
 
+    @property
+    def height(self) -> float:
+        """The highest of the `factors` of a cycle; 1 without one."""
+        return max(self.factors) if self.cycle_s else 1.0
+
     def following(self, factors: Sequence[float], period_s: float) -> Arrivals:
-        """Poisson or bursty arrivals whose mean rates follow a cycle of factors; without factors, the same arrivals."""
-        kind: Kind = "bursty" if self.kind == "bursty" else "piecewise"
-        return replace(self, kind=kind, factors=tuple(factors), period_s=period_s) if len(factors) else self
+        """Poisson or bursty arrivals whose mean rates follow a cycle of factors, or are constant without factors. Other
+        kinds than these and "piecewise" stay as they are."""
+        if self.kind not in ("poisson", "piecewise", "bursty"):
+            return self
+        kind: Kind = "bursty" if self.kind == "bursty" else "piecewise" if len(factors) else "poisson"
+        return replace(self, kind=kind, factors=tuple(factors), period_s=period_s if len(factors) else self.period_s)
 
     @property
     def varies(self) -> bool:

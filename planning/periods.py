@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packer.arrays import FloatArray
+from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.objectives.headroom import with_rates
 from packer.plan import Plan
@@ -23,13 +24,15 @@ from packer.workload import Workload
 class Periods:
     """A fleet of one base model, on one kind of server, at the rates of some periods. `rates`: float64 (n,) for each
     period by its name, req/s. `asked`: the parameters of the search; its margin raises the rates, as for
-    `packer.recommend`. Each hour is simulated once for all searches."""
+    `packer.recommend`. `arrivals`: those of a period, by its name, where they are not the fleet's. Each hour is
+    simulated once for all searches."""
 
     fleet: Workload
     profile: Profile
     rates: Mapping[str, FloatArray]
     asked: Conditions
-    _at: dict[bytes, Workload] = field(default_factory=dict, init=False)  # The fleet at the rates of a period.
+    arrivals: Mapping[str, Arrivals] = field(default_factory=dict)
+    _at: dict[tuple[bytes, Arrivals], Workload] = field(default_factory=dict, init=False)  # The fleet in a period.
 
     def __post_init__(self) -> None:
         self.hours = PlannedHours(self.asked.seed, self.asked.stop)
@@ -37,16 +40,19 @@ class Periods:
     def of(self, adapters: Sequence[int], profile: Profile) -> Periods:
         """The periods of some of the adapters, on another kind of server."""
         rates = {name: vector[adapters] for name, vector in self.rates.items()}
-        return Periods(self.fleet.subset(adapters), profile, rates, self.asked)
+        return Periods(self.fleet.subset(adapters), profile, rates, self.asked, self.arrivals)
 
     def busiest(self, names: Collection[str]) -> Workload:
-        """The fleet in the period, of these, with the highest offered load."""
-        tokens = self.fleet.mean_tokens
-        return self._with(max((self.rates[name] for name in names), key=lambda vector: float(vector @ tokens)))
+        """The fleet in the period, of these, with the highest offered load at its height."""
+        return max(map(self._in, names), key=lambda fleet: fleet.offered_tok_s * fleet.arrivals.height)
 
-    def _with(self, rates: FloatArray) -> Workload:
-        if (key := rates.tobytes()) not in self._at:
-            self._at[key] = with_rates(self.fleet, rates)
+    def key(self, name: str) -> tuple[bytes, Arrivals]:
+        """The rates and arrivals of a period, by which periods are equal."""
+        return self.rates[name].tobytes(), self.arrivals.get(name, self.fleet.arrivals)
+
+    def _in(self, name: str) -> Workload:
+        if (key := self.key(name)) not in self._at:
+            self._at[key] = with_rates(self.fleet, self.rates[name]).with_arrivals(key[1])
         return self._at[key]
 
     def _raised(self, fleet: Workload) -> Workload:
@@ -57,8 +63,10 @@ class Periods:
         """The hours in which servers are judged: those of the busiest period, and one of each period in which some
         adapter has a higher rate."""
         fleet, seed = self.busiest(names), self.asked.seed
-        hotter = {each.tobytes(): each for each in map(self.rates.__getitem__, names) if (each > fleet.rates).any()}
-        others = [Hour(self._raised(self._with(each)), seed) for each in hotter.values()]
+        most = fleet.rates * fleet.arrivals.height
+        fleets = {self.key(name): self._in(name) for name in names}.values()
+        hotter = [each for each in fleets if (each.rates * each.arrivals.height > most).any()]
+        others = [Hour(self._raised(each), seed) for each in hotter]
         return KeptHours(fleet, self._raised(fleet), seed, self.hours, others)
 
     def plan(self, names: Collection[str], max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:

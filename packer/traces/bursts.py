@@ -61,7 +61,9 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
     if arrivals.kind != "bursty":
         return arrivals
     common, own = (_within(bursts, window_s) for bursts in (arrivals.common, arrivals.own))
-    return Arrivals() if common is None and own is None else replace(arrivals, common=common, own=own)
+    if common is None and own is None:
+        return Arrivals().following(arrivals.factors, arrivals.period_s)
+    return replace(arrivals, common=common, own=own)
 
 
 def _within(bursts: Bursts | None, window_s: float) -> Bursts | None:

@@ -22,7 +22,7 @@ from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.observe import drawn_within
 from packer.operate.replay import windows_of
-from packer.operate.schedule import rates_of_trace, schedule
+from packer.operate.schedule import rates_of_trace, schedule, trends_of_trace
 from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.testing.analytic import small_profile
@@ -358,8 +358,15 @@ def test_rates_come_from_a_trace() -> None:
     assert list(found) == ["05:00", "06:00"]
     assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
     assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
+    assert trends_of_trace(trace, 3600.0) == {"00:00": (), "01:00": ()}
     with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
         rates_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
+
+
+def test_a_period_whose_load_rises_holds_at_its_height() -> None:
+    """A period in which the rates rise gets servers for its end; one at the same mean rates those for the mean."""
+    rates, rise = dict.fromkeys("ab", np.full(40, 0.3)), (300.0, *np.linspace(0.2, 1.8, 12))
+    assert [each.gpus for each in scheduled(rates, trends={"b": rise}).periods] == [1, 2]
 
 
 def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Schedule) -> None:
