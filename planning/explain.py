@@ -117,7 +117,7 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
         more = job.first_that_holds(servers + 1, servers + BEYOND)
         reasons = () if more is None else (_enough(job, more),)
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
-        reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or no --spare.",)
+        reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
     return finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
 
 
