@@ -101,8 +101,8 @@ def solve(
         Share by which every rate is raised, instead of a confidence: 0.05 means 5 %, 0 disables it. Or the share of
         each kind of server, by its profile.
     old_plan
-        A running plan to stay close to. The default solver is then replan; a reason of the plan says so if that can't
-        be used, because the plan runs on GPUs of another type.
+        A running plan to stay close to; `packer.recommend` also keeps its latency limits. The default solver is then
+        replan; a reason of the plan says so if that can't be used, because the plan runs on GPUs of another type.
     verify
         Simulate the finished plan with a fresh seed; `Plan.verified` has the result.
     with_headroom
