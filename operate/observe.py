@@ -65,8 +65,8 @@ def _following(fleet: Workload, trace: Trace, view: View, table: RateTable, load
     starts_s = table.starts_of(next(iter(loads.values()))) if view.at != "mean" else []
     if len(starts_s) != 1:
         return fleet
-    part_s, *factors = trend_of(trace, table, starts_s[0], daily=view.by_time_of_day) or (0.0,)
-    return fleet.with_arrivals(fleet.arrivals.following(factors, part_s))
+    trend = trend_of(trace, starts_s[0], table.window_s, daily=view.by_time_of_day)
+    return fleet.with_arrivals(fleet.arrivals.following(trend))
 
 
 def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
@@ -108,10 +108,13 @@ def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
 
 def seen_in_log(trace: Trace, window_s: float, *, busiest: bool = False) -> Workload:
     """The fleet in the last window of a log, or in its busiest one."""
-    rates = rates_of(trace, window_s).loads(())["peak"] if busiest else latest_rates(trace, window_s)
+    table = rates_of(trace, window_s)
+    rates = table.loads(())["peak"] if busiest else latest_rates(trace, window_s)
+    start_s = table.starts_of(rates)[0] if busiest else trace.start_s + trace.span_s - window_s
     fleet = measure_workload(trace, window_s=window_s)
+    arrivals = fleet.arrivals.following(trend_of(trace, start_s, window_s))
     kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates.tolist(), strict=True) if rate > 0]
-    return replace(fleet, adapters=tuple(kept))
+    return replace(fleet, adapters=tuple(kept), arrivals=arrivals)
 
 
 def busiest_requests(trace: Trace, window_s: float) -> Trace:

@@ -66,11 +66,7 @@ def trends_of_trace(trace: Trace, period_s: float) -> dict[str, tuple[float, ...
     parts (`packer.traces.trend.trend_of`); of periods without a trend ()."""
     table = rates_of(trace, period_s)
     starts_s = table.by_time_of_day().start_s.tolist()
-    return {clock(start_s): trend_of(trace, table, start_s, daily=True) for start_s in starts_s}
-
-
-def _following(arrivals: Arrivals, trend: Sequence[float]) -> Arrivals:
-    return arrivals.following(trend[1:], trend[0] if trend else 0.0)
+    return {clock(start_s): trend_of(trace, start_s, period_s, daily=not table.whole) for start_s in starts_s}
 
 
 @public
@@ -123,7 +119,7 @@ def schedule(
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
-    own = {} if trends is None else {name: _following(fleet.arrivals, trends.get(name, ())) for name in rates}
+    own = {} if trends is None else {name: fleet.arrivals.following(trends.get(name, ())) for name in rates}
     day = _Day(period_s, *_groups(fleet, profile, rates, asked, own))
     static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s

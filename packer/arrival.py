@@ -268,13 +268,19 @@ class Arrivals:
         """The highest of the `factors` of a cycle; 1 without one."""
         return max(self.factors) if self.cycle_s else 1.0
 
-    def following(self, factors: Sequence[float], period_s: float) -> Arrivals:
-        """Poisson or bursty arrivals whose mean rates follow a cycle of factors, or are constant without factors. Other
-        kinds than these and "piecewise" stay as they are."""
+    def following(self, trend: Sequence[float]) -> Arrivals:
+        """Poisson or bursty arrivals whose mean rates follow a trend: the length of a period, s, and factors. () for
+        constant mean rates. Arrivals of other kinds than these and "piecewise" stay as they are."""
         if self.kind not in ("poisson", "piecewise", "bursty"):
             return self
-        kind: Kind = "bursty" if self.kind == "bursty" else "piecewise" if len(factors) else "poisson"
-        return replace(self, kind=kind, factors=tuple(factors), period_s=period_s if len(factors) else self.period_s)
+        kind: Kind = "bursty" if self.kind == "bursty" else "piecewise" if trend else "poisson"
+        period_s, *factors = trend or (self.period_s,)
+        return replace(self, kind=kind, factors=tuple(factors), period_s=period_s)
+
+    @property
+    def trend(self) -> tuple[float, ...]:
+        """What `following` takes; () if the mean rates are constant."""
+        return (self.period_s, *self.factors) if self.cycle_s else ()
 
     @property
     def varies(self) -> bool:

@@ -89,8 +89,7 @@ def workload_from_rows(rows: Iterable[Row], name: str) -> Workload:
     bursts: dict[str, Any] = {"common": shared.get("bursts"), "own": shared.get("own_bursts")}
     with located():
         arrivals = Arrivals("bursty", **bursts) if any(bursts.values()) else Arrivals()
-        period_s, *factors = shared.get("trend", [0.0])
-        arrivals = arrivals.following(factors, period_s)
+        arrivals = arrivals.following(shared.get("trend", ()))
         return Workload(adapters, length_correlation=correlation, arrivals=arrivals, name=name)
 
 
@@ -116,7 +115,7 @@ def _bursts(row: Row, column: str) -> Bursts:
 def _trend(row: Row, column: str) -> list[float]:
     try:
         found = [checks.decimal(part) for part in row.text(column).split(";")]
-        Arrivals().following(found[1:], found[0])
+        Arrivals().following(found)
     except ValueError:
         found = []
     if len(found) < 2:
@@ -223,18 +222,13 @@ def table_of(workload: Workload) -> tuple[list[str], list[list[Any]]]:
         "length_correlation": [None if correlation == SHAREGPT_CORRELATION else correlation] * len(workload),
         "bursts": [workload.arrivals.common and workload.arrivals.common.text] * len(workload),
         "own_bursts": [workload.arrivals.own and workload.arrivals.own.text] * len(workload),
-        "trend": [_trend_text(workload.arrivals)] * len(workload),
+        "trend": [";".join(map(repr, workload.arrivals.trend)) or None] * len(workload),
         **{key: [getattr(each, key) or None for each in workload.adapters] for key in _LEFT_OUT},
         "acceptance": [adapter.acceptance for adapter in workload.adapters],
         **{key: [getattr(each, key, None) for each in sessions] for key in ("turns", "think_s", "turn_tokens")},
     }
     kept = [name for name, cells in columns.items() if any(cell is not None for cell in cells)]
     return kept, [list(row) for row in zip(*(columns[name] for name in kept), strict=True)]
-
-
-def _trend_text(arrivals: Arrivals) -> str | None:
-    """The cell that `_trend` reads; None without a cycle of factors."""
-    return ";".join(map(repr, (arrivals.period_s, *arrivals.factors))) if arrivals.cycle_s else None
 
 
 def _cells(own: Lengths | None, default: Lengths, standard: Lengths) -> tuple[float | None, float | None]:

@@ -62,7 +62,7 @@ def bursts_within(arrivals: Arrivals, window_s: float) -> Arrivals:
         return arrivals
     common, own = (_within(bursts, window_s) for bursts in (arrivals.common, arrivals.own))
     if common is None and own is None:
-        return Arrivals().following(arrivals.factors, arrivals.period_s)
+        return Arrivals().following(arrivals.trend)
     return replace(arrivals, common=common, own=own)
 
 

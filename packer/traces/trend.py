@@ -10,7 +10,6 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.times import DAY_S, HOUR_S
-from packer.traces.pattern import RateTable
 from packer.traces.trace import Trace
 
 PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant in each.
@@ -19,13 +18,13 @@ LEAST_S = 12.0  # Shortest window with a trend.
 LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
 
 
-def trend_of(trace: Trace, table: RateTable, start_s: float, *, daily: bool = False) -> tuple[float, ...]:
-    """The length of a part, s, and the factors of `trend_within`, of the window of a table of rates that begins then;
-    the part of it that the trace covers. `daily`: the same window of every day, whole. () without a trend."""
-    end_s = start_s + table.window_s
-    if table.whole or not daily:
+def trend_of(trace: Trace, start_s: float, window_s: float, *, daily: bool = False) -> tuple[float, ...]:
+    """The length of a part, s, and the factors of `trend_within`, of a window that begins then: of the part of it that
+    the trace covers, or with `daily` of the same window of every day. () without a trend."""
+    end_s = start_s + window_s
+    if not daily:
         start_s, end_s = max(start_s, trace.start_s), min(end_s, trace.start_s + trace.span_s)
-    factors = trend_within(trace, start_s, end_s, daily=daily and not table.whole)
+    factors = trend_within(trace, start_s, end_s, daily=daily)
     return ((end_s - start_s) / PARTS, *factors) if factors else ()
 
 

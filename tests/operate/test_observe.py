@@ -195,3 +195,5 @@ def test_rates_follow_the_trend_of_their_window() -> None:
     assert [each.fleet.arrivals.factors for each in others] == [(), ()]
     replayed = observe_replayed(measure_workload(replace(log, ranks=(8,)), replay=True))
     assert replayed.fleet.arrivals == found.fleet.arrivals
+    busiest, last = (seen_in_log(replace(log, ranks=(8,)), 3600.0, busiest=each) for each in (True, False))
+    assert (busiest.arrivals, last.arrivals.factors) == (found.fleet.arrivals, ())

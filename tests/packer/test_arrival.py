@@ -97,15 +97,15 @@ def test_rates_that_follow_factors_are_a_cycle() -> None:
     """Poisson and bursty arrivals may follow factors; runs then cover whole cycles. Others keep their own factors."""
     bursts = Arrivals("bursty", common=Bursts(0.5, ((30.0, 1.0),)))
     for arrivals, kind in ((Arrivals(), "piecewise"), (bursts, "bursty")):
-        assert arrivals.following((2.0,), 60.0).following((), 60.0) == replace(arrivals, period_s=60.0)
+        assert arrivals.following((60.0, 2.0)).following(()) == replace(arrivals, period_s=60.0)
         assert (arrivals.cycle_s, arrivals.mean_factor, arrivals.whole_s(100.0)) == (0.0, 1.0, 100.0)
-        rising = arrivals.following((0.5, 2.0), 60.0)
+        rising = arrivals.following((60.0, 0.5, 2.0))
         assert (rising.kind, rising.common) == (kind, arrivals.common)
         assert (rising.cycle_s, rising.mean_factor, rising.whole_s(130.0)) == (120.0, 1.25, 240.0)
         assert "rates × 0.5 … 2 in periods of 60 s" in rising.description
     own = Arrivals("lognormal", factors=(0.5, 2.0))
     assert own.mean_factor == 1.0
-    assert own.following((0.5, 2.0), 60.0) is own
+    assert own.following((60.0, 0.5, 2.0)) is own
 
 
 def test_steps_of_recorded_times_stay_with_the_requests() -> None:

@@ -36,7 +36,7 @@ KINDS = {
     "unpredictable": Arrivals("unpredictable", cv=2.0, period_s=100.0),
     "piecewise": Arrivals("piecewise", period_s=100.0, factors=(0.5, 1.5)),
     "bursty": Arrivals("bursty", common=Bursts(1.0, ((5.0, 0.5), (50.0, 0.5)))),
-    "rising bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),))).following((0.5, 1.5), 100.0),
+    "rising bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),))).following((100.0, 0.5, 1.5)),
     "own bursts": Arrivals("bursty", common=Bursts(0.5, ((5.0, 1.0),)), own=Bursts(1.0, ((60.0, 1.0),))),
 }
 FLEET = Workload(
@@ -137,7 +137,7 @@ def test_unpredictable_processes_alternate() -> None:
 @pytest.mark.parametrize("kind", ["poisson", "bursty", "own bursts"])
 def test_piecewise_rates_repeat(kind: str) -> None:
     """All rates follow the factors, period after period, beside bursts, too, and a factor of 0 sends nothing."""
-    fleet = FLEET.with_arrivals(KINDS[kind].following((0.0, 2.0, 1.0), 200.0))
+    fleet = FLEET.with_arrivals(KINDS[kind].following((200.0, 0.0, 2.0, 1.0)))
     runs = [draw_requests(fleet, 1200.0, seed) for seed in range(10)]
     counts = np.array([np.histogram(run.time_s, bins=6, range=(0.0, 1200.0))[0] for run in runs])
     expected = FLEET.rate * 200.0 * np.array([0.0, 2.0, 1.0, 0.0, 2.0, 1.0])

@@ -84,7 +84,7 @@ any_arrivals = st.one_of(
     st.just(trace),
     st.just(every_field),
     st.builds(request_trace.faster, st.floats(0.1, 9.0)).map(lambda part: Arrivals("trace", trace=part)),
-    st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75)))).following((0.5, 1.5), 30.0)),
+    st.just(Arrivals("bursty", common=Bursts(1.5, ((8.0, 0.25), (60.0, 0.75)))).following((30.0, 0.5, 1.5))),
 )
 
 
@@ -148,7 +148,7 @@ def test_bursts_round_trip(tmp_path: Path, ending: str) -> None:
     bursts = Bursts(2.141, ((0.1, 0.056), (8.1, 0.944))), Bursts(1 / 3, ((60.0, 1.0),))
     pairs = (bursts, (bursts[0], None), (None, bursts[1]))
     bursty = [Arrivals("bursty", common=common, own=own) for common, own in pairs]
-    for arrivals in (*bursty, bursty[0].following((1 / 3, 5 / 3), 85.17), Arrivals().following((0.5, 1.5), 300.0)):
+    for arrivals in (*bursty, bursty[0].following((85.17, 1 / 3, 5 / 3)), Arrivals().following((300.0, 0.5, 1.5))):
         fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1)], arrivals=arrivals, name="f")
         write_workload(fleet, tmp_path / f"f{ending}", force=True)
         assert read_workload(tmp_path / f"f{ending}").arrivals == arrivals

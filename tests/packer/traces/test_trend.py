@@ -36,7 +36,7 @@ def test_chance_and_bursts_are_no_trend(arrivals: Arrivals) -> None:
 @pytest.mark.parametrize("arrivals", [Arrivals(), BURSTY], ids=["poisson", "bursty"])
 def test_a_trend_is_found_again(arrivals: Arrivals) -> None:
     """The factors are those by which the rates were multiplied, on the mean of several traces, and have the mean 1."""
-    rising = arrivals.following(RISE, 300.0)
+    rising = arrivals.following((300.0, *RISE))
     found = [trend_within(drawn(rising, seed), 0.0, 3600.0) for seed in range(20)]
     seen = [each for each in found if each]
     assert len(seen) >= 10
@@ -55,7 +55,7 @@ def test_lengths_that_grow_are_a_trend() -> None:
 
 def test_the_same_window_of_every_day_has_one_trend() -> None:
     """Requests of all days count at their time of day; those outside the window do not."""
-    one = drawn(Arrivals().following(RISE, 300.0), 3)
+    one = drawn(Arrivals().following((300.0, *RISE)), 3)
     pairs = np.concatenate([one.time_s + 3600.0, one.time_s + 90_000.0, [7200.0 + 86_400.0 + k for k in range(500)]])
     rows = np.concatenate([np.tile(np.arange(len(one.time_s)), 2), np.zeros(500, dtype=np.int64)])
     days = replace(
@@ -68,7 +68,7 @@ def test_the_same_window_of_every_day_has_one_trend() -> None:
 def test_small_and_long_trends_are_left_out() -> None:
     """A rise of some per cent is within what a plan allows for; a simulated hour does not show a trend over a day."""
     few = tuple(np.linspace(0.94, 1.06, PARTS).tolist())
-    assert trend_within(drawn(Arrivals().following(few, 300.0), 4, rate=200.0), 0.0, 3600.0) == ()
-    rising = drawn(Arrivals().following(RISE, 300.0), 5)
+    assert trend_within(drawn(Arrivals().following((300.0, *few)), 4, rate=200.0), 0.0, 3600.0) == ()
+    rising = drawn(Arrivals().following((300.0, *RISE)), 5)
     assert trend_within(rising, 0.0, 3600.0) != ()
     assert trend_within(rising, 0.0, 86_400.0) == ()
