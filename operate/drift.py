@@ -175,11 +175,13 @@ def unreplayed(fleet: Workload) -> Workload:
 
 
 def followed(fleet: Workload) -> Workload:
-    """`unreplayed`, for `packer live follow`. Raises `IncompatibleError`: its adapters are of several base models."""
+    """The fleet for `packer live follow`: `unreplayed`, without a trend, because its rates are measured again and again.
+    Raises `IncompatibleError`: its adapters are of several base models."""
     if len(fleet.models) > 1:
         rule = f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}:"
         raise IncompatibleError(f"{rule} follow a plan of each, with a file of its servers.")
-    return unreplayed(fleet)
+    fleet = unreplayed(fleet)
+    return fleet.with_arrivals(fleet.arrivals.following(()))
 
 
 def as_met(old: Adapter, met: Adapter, *, in_sessions: bool) -> Adapter:

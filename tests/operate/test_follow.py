@@ -354,6 +354,13 @@ def test_a_plan_of_a_replayed_trace_is_followed(following: Callable[..., Followi
     assert (loop.keeper.caps([0, 1]) > 100.0).all()
 
 
+def test_a_trend_of_the_planned_hour_changes_no_capacity(following: Callable[..., Following], plan: Plan) -> None:
+    """Rates are measured again and again: the beginning of an hour whose load rises says nothing of what servers hold."""
+    rising = plan.workload.with_arrivals(plan.workload.arrivals.following((1800.0, 0.1, 1.9)))
+    loop = Following(following().acting, rising, 1.0)
+    assert not loop.keeper.workload.arrivals.trend
+
+
 def test_a_server_that_is_gone_has_no_load(following: Callable[..., Following], servers: list[StandIn]) -> None:
     """What a lost server did counts for the time that it did it, not for ever: its load is not counted twice."""
     loop = following()
