@@ -175,7 +175,7 @@ def unreplayed(fleet: Workload) -> Workload:
 
 
 def followed(fleet: Workload) -> Workload:
-    """The fleet for `packer live follow`: `unreplayed`, without a trend, because its rates are measured again and again.
+    """The fleet for `packer live follow`: `unreplayed`, and without a trend, because its rates are measured anew.
     Raises `IncompatibleError`: its adapters are of several base models."""
     if len(fleet.models) > 1:
         rule = f"Expected adapters of one base model to follow, got those of {', '.join(fleet.models)}:"

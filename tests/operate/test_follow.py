@@ -355,7 +355,7 @@ def test_a_plan_of_a_replayed_trace_is_followed(following: Callable[..., Followi
 
 
 def test_a_trend_of_the_planned_hour_changes_no_capacity(following: Callable[..., Following], plan: Plan) -> None:
-    """Rates are measured again and again: the beginning of an hour whose load rises says nothing of what servers hold."""
+    """Rates are measured anew: the beginning of an hour whose load rises says nothing of what servers hold."""
     rising = plan.workload.with_arrivals(plan.workload.arrivals.following((1800.0, 0.1, 1.9)))
     loop = Following(following().acting, rising, 1.0)
     assert not loop.keeper.workload.arrivals.trend
