@@ -146,6 +146,7 @@ def evaluate(
     enough slots, of those whose limits are nearest to its own. Rates are taken without the margin that the plan was
     made with. Exit code 3 means that a server starves or does not start, that an adapter has no server, or that a plan
     which was made to keep latency limits breaks them, also behind --router: packer solve --from makes the next plan.
+    Without --lose-gpu a plan with a spare GPU (--spare 1) has to hold after the loss of any one server, too.
 
     With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
     "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, or new adapters

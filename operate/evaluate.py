@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, WHOLE_GOAL, Evaluations
+from packer.failover import without_server
 from packer.goal import GoalLike
 from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
@@ -64,6 +66,7 @@ class PlanEvaluation:
     `beyond`: how many adapters are beyond their limits in each hour that was simulated to tell whether breaks are rare;
     infinite if a server uses more than twice its limits; empty if one hour says it all.
     `worst`: the adapter that breaks its limits most in these hours; None if none does.
+    `breaks_without`: servers whose loss breaks a plan with a spare server that holds with all of them.
     """
 
     plan: Plan
@@ -71,6 +74,7 @@ class PlanEvaluation:
     gpus: tuple[int, ...]
     beyond: tuple[float, ...] = ()
     worst: Worst | None = None
+    breaks_without: tuple[int, ...] = ()
 
     @property
     def rarely(self) -> str:
@@ -87,7 +91,7 @@ class PlanEvaluation:
     @property
     def holds(self) -> bool:
         """Whether every adapter has a server, every server starts and serves its load, and a plan that was made to
-        keep latency limits keeps them."""
+        keep latency limits keeps them; a plan with a spare server also after the loss of any one."""
         return self.plan.status is not Status.INFEASIBLE
 
     @property
@@ -131,6 +135,7 @@ class PlanEvaluation:
             "breaks_first": self.breaks_first,
             "broken_servers": self.broken,
             "over_limits_servers": self.over_limits,
+            "breaks_without_servers": self.breaks_without,
             "hours": len(self.beyond) or 1,
             "hours_over_limits": hours_broken(self.beyond) if self.beyond else int(bool(self.over_limits)),
             "worst": None if self.worst is None else self.worst._asdict(),
@@ -166,6 +171,7 @@ def evaluate_plan(
     `plan`: with at least one server. `predictor`: a registered name, the path of a trained predictor, or an object.
     `rate_factor`, `add`, `remove`: factor of every rate; new adapters; names of adapters to remove.
     `lose`: numbers of servers that are lost. Their adapters, and new ones, go where `packer.failover.placed` says.
+    Without it, a plan with a spare server (`Plan.spare`) is also evaluated after the loss of each one.
     `seed`: None: a seed that neither the search nor the verification of the plan has used. If that hour breaks the
     limits and further hours do so rarely, or by chance alone, the seed of the first hour that keeps them.
     `duration_s`: simulated time of each server, for the twin only, without headroom; None: an hour (whole cycles of
@@ -181,47 +187,33 @@ def evaluate_plan(
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
     used = seeds.evaluating(plan.seed) if seed is None else seed
     hours = Hours(used, limits=plan.limits)
-    profiles = list(dict.fromkeys(item.profile for item in changed.bins))
-    evaluator = Evaluator.load(predictor, profiles, seed=used)
-    if duration_s is not None and evaluator.name != "twin":
-        raise IncompatibleError(f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate.")
+    judged = partial(_judged, plan, hours=hours, predictor=predictor, looks=seed is None, duration_s=duration_s)
     progress("servers", 0, 2)
-    simulated, trace = evaluator.name == "twin" and duration_s is None, changed.workload.arrivals.trace
-    # One hour shows whether limits hold, unless chance decides.
-    judged = plan.limits and simulated and trace is None and hours.by_chance(changed.bins, changed.workload)
-    looked: list[float] = []
-    if judged and seed is None:
-        looked = _looked_at(plan, changed, hours)
-        if looked[0] and _rare(looked, changed):  # shown is the first hour that keeps the limits
-            place = next((k for k, each in enumerate(looked) if not each), 0)
-            hours.seed = seeds.fresh(used, place)
-            evaluator = Evaluator.load(predictor, profiles, seed=hours.seed)
-    if duration_s is not None:
-        found = _simulated(changed.workload, changed.bins, used, duration_s)
-    else:
-        found = evaluator.evaluate(changed.workload, changed.bins)
-        if evaluator.name == "twin":
-            found = of_hours(found, hours.all(changed.bins, changed.workload))
-    names = list(changed.workload.names)
+    found, evaluator, looked, kept, reasons = judged(changed)
     left = {*changed.unplaced, *(plan.workload.names[i] for i in plan.unplaced)}
-    unplaced = [i for i, name in enumerate(names) if name in left]
-    kept, reasons = _limits_kept(plan, changed, found, hours)
-    if any(looked):
-        kept, reasons = _rare(looked, changed), ()
-    whole = not unplaced and bool(found.feasible.all()) and kept
+    unplaced = [i for i, name in enumerate(changed.workload.names) if name in left]
+    shown, lost = hours.seed, list[int]()
+    for k, gpu in enumerate(changed.gpus) if kept and not unplaced and plan.spare and not lose else ():
+        hours.seed = used
+        bins, homeless = without_server(changed.workload, changed.bins, k)
+        if homeless or not bins or not judged(replace(changed, bins=bins)).kept:
+            lost.append(gpu)
+    hours.seed, whole = shown, kept and not unplaced and not lost
+    profiles = list(dict.fromkeys(item.profile for item in changed.bins))
     evaluated = Plan(
         changed.workload, changed.bins, found, Status.FEASIBLE if whole else Status.INFEASIBLE,
         plan.objective, plan.solver, evaluator.name, headroom=(None,) * len(changed.bins), reasons=reasons,
         unplaced=tuple(unplaced), verified=whole if evaluator.name == "twin" else None,
         runtime_s=plan.runtime_s, seed=hours.seed, versions=versions(profiles), limits=plan.limits,
-        evaluated_s=duration_s or 0.0, statistics={"rate_factor": rate_factor, "lost": list(lose)},
+        evaluated_s=duration_s or 0.0,
+        statistics={"rate_factor": rate_factor, "lost": list(lose), **({"spare": 1} if plan.spare else {})},
     )  # fmt: skip
     if duration_s is None:
         progress("headroom", 1, 2)
         evaluated = with_room(evaluated, evaluator, hours=hours)
     before = Evaluations.of([plan.evaluations[gpu] for gpu in changed.gpus])
     worst = _worst(changed, hours, used, looked) if any(looked) else None
-    result = PlanEvaluation(evaluated, before, changed.gpus, tuple(looked), worst)
+    result = PlanEvaluation(evaluated, before, changed.gpus, tuple(looked), worst, tuple(lost))
     return replace(result, plan=replace(evaluated, reasons=(result.rarely,))) if result.rarely else result
 
 
@@ -245,6 +237,45 @@ def holds_routed(plan: Plan, run: Run) -> bool:
         else all(getattr(server, name) <= most for server in run.servers if server.completed)
         for name, most in plan.limits.items()
     )
+
+
+class _Judged(NamedTuple):
+    """Figures in the hour shown, by which predictor, `_looked_at`, whether the servers keep all, and remarks."""
+
+    found: Evaluations
+    evaluator: Evaluator
+    looked: list[float]
+    kept: bool
+    reasons: tuple[str, ...]
+
+
+def _judged(
+    plan: Plan, changed: Changed, *, hours: Hours, predictor: str | Predictor, looks: bool, duration_s: float | None
+) -> _Judged:
+    """Judge servers from the hour of the seed of `hours` on, which becomes that of the hour shown. `looks`: further."""
+    fleet, bins, used, looked = changed.workload, changed.bins, hours.seed, list[float]()
+    profiles = list(dict.fromkeys(item.profile for item in bins))
+    evaluator = Evaluator.load(predictor, profiles, seed=used)
+    if duration_s is not None and evaluator.name != "twin":
+        raise IncompatibleError(f"A duration needs the predictor 'twin': {evaluator.name!r} does not simulate.")
+    simulated = evaluator.name == "twin" and duration_s is None
+    # One hour shows whether limits hold, unless chance decides.
+    if looks and plan.limits and simulated and fleet.arrivals.trace is None and hours.by_chance(bins, fleet):
+        looked = _looked_at(plan, changed, hours)
+        if looked[0] and _rare(looked, changed):  # shown is the first hour that keeps the limits
+            place = next((k for k, each in enumerate(looked) if not each), 0)
+            hours.seed = seeds.fresh(used, place)
+            evaluator = Evaluator.load(predictor, profiles, seed=hours.seed)
+    if duration_s is not None:
+        found = _simulated(fleet, bins, used, duration_s)
+    else:
+        found = evaluator.evaluate(fleet, bins)
+        if evaluator.name == "twin":
+            found = of_hours(found, hours.all(bins, fleet))
+    kept, reasons = _limits_kept(plan, changed, found, hours)
+    if any(looked):
+        kept, reasons = _rare(looked, changed), ()
+    return _Judged(found, evaluator, looked, kept and bool(found.feasible.all()), reasons)
 
 
 UNJUDGED = "The latency limits are not evaluated, which the twin does"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,24 @@ def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) 
     assert found.to_dict()["worst"] == found.worst._asdict()
     assert f"most on server {found.worst.server} for adapter '{found.worst.adapter}'" in found.rarely
     assert found.rarely in found.plan.reasons
+
+
+def test_a_plan_with_a_spare_server_is_judged_after_each_loss(plan: Plan) -> None:
+    """It holds only if it does with each server lost, as `lose` says; an evaluated plan keeps its spare server."""
+    rank = max(item.max_lora_rank for item in plan.bins)
+    wide = tuple(replace(item, settings=item.profile.settings(item.max_loras, rank)) for item in plan.bins)
+    plan = replace(plan, bins=wide)
+    spare = replace(plan, statistics={"spare": 1})
+    light, full = evaluate_plan(spare, rate_factor=0.01), evaluate_plan(spare)
+    breaks = tuple(k for k in range(len(plan.bins)) if not evaluate_plan(plan, lose=[k]).holds)
+    assert evaluate_plan(plan).holds
+    assert breaks
+    assert not full.holds
+    assert (full.breaks_without, light.breaks_without, full.plan.spare) == (breaks, (), 1)
+    assert evaluate_plan(spare, rate_factor=0.01, lose=[0]).breaks_without == ()
+    (said,) = [str(each) for each in conclusion_lines(full) if "is lost" in str(each)]
+    assert "The plan breaks when" in said
+    assert any("also when any one server is lost" in str(each) for each in conclusion_lines(light))
 
 
 def test_an_adapter_to_add_may_have_a_class_of_its_own(plan: Plan) -> None:
