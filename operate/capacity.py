@@ -136,6 +136,17 @@ class Capacity:
         found = fewest(enough, low, high)
         return high if found is None else found
 
+    def without(self, lost: int, near: Nearest, caps: FloatArray) -> float:
+        """What the servers of a placement hold after the loss of one, tok/s; 0 if its adapters have no room. `caps`:
+        what each holds now; those that then have more adapters than slots are simulated."""
+        had, left = [len(own) for own in near.held], caps.copy()
+        if not near.empty(lost, caps):
+            return 0.0
+        for s in near.serving:
+            if len(near.held[s]) > max(self.kinds[s].max_loras, had[s]):
+                left[s] = self.of(s, load_of(near.held[s], near.load))
+        return float(left[near.serving].sum())
+
     def served(self, workload: Workload) -> None:
         """Adopt the requests of this workload from now on."""
         self.workload = workload

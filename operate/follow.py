@@ -21,7 +21,8 @@ from packer.live.matching import by_others, fitting
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import followed
-from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper, Observation
+from packer.operate.keeper import LONG_S, SHORT_S, Decision, Keeper
+from packer.operate.measured import Observation
 from packer.times import HOUR_S
 from packer.words import counted
 from packer.workload import Workload
@@ -82,6 +83,7 @@ class Following:
         self.keeper = Keeper(
             self.fleet, server_kinds(plan, len(servers)), [{} for _ in servers], self.ready.copy(), rooms, self.every_s,
             max(item.profile.startup_s for item in plan.bins), limits.loads_per_hour, self._startable, self._stoppable,
+            spare=plan.spare,
         )  # fmt: skip
 
     def check(self, seen: Sequence[Models | str]) -> dict[int, str]:

@@ -20,7 +20,7 @@ from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
 from packer.operate.capacity import Capacity, cache_lost, left_of, load_of, rank_of
-from packer.operate.measured import Requests
+from packer.operate.measured import Observation, Requests
 from packer.operate.schedule import MOVE_COST_S
 from packer.operate.trend import expected_tok_s
 from packer.solvers.nearest import Nearest
@@ -34,27 +34,6 @@ LONG_S, SHORT_S = 1800.0, 600.0  # Windows in which the load of each adapter, an
 STAY_S = 600.0  # A server is stopped only after the others have had enough capacity for at least this long.
 ROUNDS = 3  # Maximum number of placements that the twin judges for one decision.
 AGAIN_S = 4 * 3600.0  # Capacities are simulated again, and trends forgotten, after this time: traffic changes.
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What was measured, at one time.
-
-    `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
-    `recent_tok_s`, `before_tok_s`: offered load of all in the last short window, and in the one before it.
-    `ready`: servers that answer, bool (S,).
-    `held`: adapters on each server with their shares, as observed. If it is None, or `pretended` (a dry run), the
-    decided placement counts.
-    `samples`: by server, its requests since its adapters changed.
-    """
-
-    load_tok_s: FloatArray
-    recent_tok_s: float
-    before_tok_s: float
-    ready: BoolArray
-    held: Sequence[Mapping[int, float]] | None = None
-    samples: Mapping[int, Sampled] = field(default_factory=dict)
-    pretended: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,8 +56,8 @@ class Keeper:
     `others`: number of adapters on each beside the fleet's. `refused`: (server, adapter) that failed to load.
     `startup_s`: time of a server's start. `loads_per_hour`: maximum of adapter loads, except for adapters without a
     server. `may_start`, `may_stop`: whether servers, all alike or each, may be started and stopped. `missing`: servers
-    to add beyond those that start. `waiting`: a change that is not yet worth its cost, in words. `learnt`: by server,
-    what its requests last showed, in sentences.
+    to add beyond those that start. `spare`: number of servers (0, 1) without which the others are to hold. `waiting`: a
+    change that is not yet worth its cost, in words. `learnt`: by server, what its requests last showed, in sentences.
     """
 
     workload: Workload
@@ -99,6 +78,7 @@ class Keeper:
     learnt: dict[int, list[str]] = field(default_factory=dict)
     others: Mapping[int, int] = field(default_factory=dict)
     refused: Collection[tuple[int, int]] = ()
+    spare: int = 0
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.workload)
@@ -109,6 +89,7 @@ class Keeper:
         self._caps = np.full(len(self.kinds), math.inf)  # infinite: unknown
         self.left = left_of((), self.workload, self.kinds, self.rooms)  # without a server
         self._spare_since_s = self._over_since_s = math.inf
+        self._less = ", one of them lost," if self.spare else ""
         self._refused_stop: tuple[list[int], str] = ([], "")  # of these servers, why one of them was not stopped
         self._made: list[tuple[float, int]] = []
         self._past: list[tuple[float, float, float]] = []  # see `expected_tok_s`
@@ -204,13 +185,25 @@ class Keeper:
         """Servers that serve now."""
         return np.flatnonzero(self.on & self.expected).tolist()
 
-    def _near(self, load: FloatArray) -> Nearest:
-        """The current placement, for the planner of `packer solve --from` to change."""
+    def _near(self, load: FloatArray, held: Sequence[Mapping[int, float]] = (), serving: Sequence[int] = ()) -> Nearest:
+        """A placement, by default the current one, for the planner of `packer solve --from` to change."""
         ranks, most = self.workload.ranks, [rank_of(kind, self.workload) for kind in self.kinds]
         fits, base = lambda s, a: most[s] >= int(ranks[a]), np.flatnonzero(ranks == 0).tolist()
         rooms = [None if room is None else room - self.others.get(s, 0) for s, room in enumerate(self.rooms)]
         order = self.workload.slo.order(self.workload).tolist()
-        return Nearest(load, self.held, self.serving, fits, rooms, base, self.refused, order)
+        return Nearest(load, held or self.held, serving or self.serving, fits, rooms, base, self.refused, order)
+
+    def _left(self, load: FloatArray, held: Sequence[Mapping[int, float]], servers: Sequence[int]) -> float:
+        """What servers with these adapters hold, tok/s; with a spare server, after the loss that leaves least."""
+        if not self.spare:
+            return float(self.caps(servers).sum())
+        nears = {lost: self._near(load, held, servers) for lost in servers}
+        return min(self.capacity.without(lost, near, self._caps) for lost, near in nears.items()) * self.level
+
+    def _largest(self, caps: FloatArray, least: float = 0.0) -> float:
+        """With a spare server, the largest of these capacities, which may be lost, if known; else 0."""
+        largest = float(caps.max(initial=least)) if self.spare else 0.0
+        return largest if math.isfinite(largest) else 0.0
 
     def _without_server(self, now_s: float, load: FloatArray) -> list[Decision]:
         """Load adapters without a server (`Nearest.place_rest`); give the shares of lost copies to the others."""
@@ -302,13 +295,19 @@ class Keeper:
         usual = usual if math.isfinite(usual) and usual > 0.0 else max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
         there = len(serving) + len(self.starting)
-        by_load = max(0 if there else 1, math.ceil(max(0.0, total / FULL - at_hand) / usual))
+        largest = self._largest(caps, usual)
+        short = max(0.0, total / FULL - at_hand, total + largest - at_hand)
+        by_load = max(0 if there else 1, math.ceil(short / usual))
         if by_load and any(len(self.held[s]) > self.kinds[s].max_loras for s in serving):
-            tok_s, on = total / FULL, [*serving, *self.starting]
+            tok_s, on = total / FULL, [*serving, *self.starting][self.spare :]
             new = max(range(len(self.kinds)), key=lambda s: (not self.on[s], self.kinds[s].max_loras))
             by_load = self.capacity.more(new, on, load, tok_s / self.level, int(not self.starting), by_load)
-            usual = max(usual, tok_s / (there + by_load))
+            usual = max(usual, tok_s / (there + by_load - self.spare))
         by_room = self.left.servers - len(self.starting)
+        rooms = [self.rooms[s] or math.inf for s in serving] if self.spare and self.rooms else []
+        if rooms and math.isfinite(each := float(np.mean(rooms))):
+            homeless = np.count_nonzero(self.workload.ranks) - sum(rooms) + max(rooms)
+            by_room = max(by_room, math.ceil(homeless / each) - len(self.starting))
         needed = self.missing = max(by_load, by_room)
         if needed > 0:
             self._spare_since_s = math.inf
@@ -320,9 +319,10 @@ class Keeper:
                 self._asked_s.pop(s, None)
                 self._caps[s] = usual / self.level
             self.missing -= len(starts)
-            why = f"{total:,.0f} tok/s are expected, {at_hand:,.0f} is what the servers hold"
+            why = f"{total:,.0f} tok/s are expected, the servers{self._less} hold {max(0.0, at_hand - largest):,.0f}"
             if by_room > by_load:
-                why = f"the servers have no room for {counted(len(self.left.others), 'adapter')}"
+                unplaced = counted(len(self.left.others), "adapter") if self.left.others else "all adapters"
+                why = f"the servers{self._less} have no room for {unplaced}"
             return [Decision(Change(now_s, start=starts), why, starts=len(starts))] if starts else []
         return self._one_less(now_s, load, serving)
 
@@ -337,7 +337,7 @@ class Keeper:
         offered = (near := self._near(load)).used()
         k = min(able, key=lambda k: (alone[k], offered[serving[k]], -serving[k]))
         s, others = serving[k], [t for t in serving if t != serving[k]]
-        if total > ENOUGH * (float(caps.sum()) - float(caps[k])):
+        if total > ENOUGH * (float(caps.sum()) - float(caps[k]) - self._largest(np.delete(caps, k))):
             self._spare_since_s, self._refused_stop = math.inf, ([], "")
             return []
         self._spare_since_s = min(self._spare_since_s, now_s)
@@ -363,15 +363,15 @@ class Keeper:
         changed = [t for t in others if near.held[t] != self.held[t]]
         for t in changed:
             self._judge(now_s, t, load, near.held[t])
-        left = float(self.caps(others).sum())
+        left = self._left(load, near.held, others)
         if total > ENOUGH * left:  # with more adapters than slots
             self._ask_again(now_s, load, changed)
-            self.waiting = f"server {s} was not stopped: the others would have held {left:,.0f} tok/s with its "
-            self.waiting += f"adapters, and {total / ENOUGH:,.0f} tok/s were needed"
+            self.waiting = f"server {s} was not stopped: the others{self._less} would have held {left:,.0f} tok/s"
+            self.waiting += f" with its adapters, and {total / ENOUGH:,.0f} tok/s were needed"
             self._refused_stop = serving, self.waiting
             return []
-        why = f"the other servers have had {1.0 - total / left:.0%} in reserve for {cost_s:.0f} s, the cost of a stop"
-        made = self._decided(now_s, near, f"{why} with {cost}", stop=(s,), judged=True)
+        why = f"the other servers{self._less} have had {1.0 - total / left:.0%} in reserve for {cost_s:.0f} s, the cost"
+        made = self._decided(now_s, near, f"{why} of a stop with {cost}", stop=(s,), judged=True)
         self.on[s] = self.expected[s] = False
         return [made, *self._evened(now_s, load)]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from packer.adapter import Adapter
+from packer.arrays import BoolArray, FloatArray
 from packer.lengths import Lengths
 from packer.live.traffic import Sampled
 from packer.operate.drift import as_met
@@ -22,6 +23,27 @@ STANDARD_ERRORS, LEAST, FEWEST = 4.0, 0.05, 50
 known to 5 %, and with one observation a minute of many servers smaller differences occur by chance."""
 Side = Literal["input_tokens", "output_tokens"]
 SIDES: tuple[tuple[Side, str], ...] = (("input_tokens", "prompts"), ("output_tokens", "outputs"))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was measured, at one time.
+
+    `load_tok_s`: offered load of each adapter over a long window, float64 (m,).
+    `recent_tok_s`, `before_tok_s`: offered load of all in the last short window, and in the one before it.
+    `ready`: servers that answer, bool (S,).
+    `held`: adapters on each server with their shares, as observed. If it is None, or `pretended` (a dry run), the
+    decided placement counts.
+    `samples`: by server, its requests since its adapters changed.
+    """
+
+    load_tok_s: FloatArray
+    recent_tok_s: float
+    before_tok_s: float
+    ready: BoolArray
+    held: Sequence[Mapping[int, float]] | None = None
+    samples: Mapping[int, Sampled] = field(default_factory=dict)
+    pretended: bool = False
 
 
 @dataclass(eq=False)

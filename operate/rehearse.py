@@ -131,7 +131,7 @@ def keeper_of(plan: Plan, fleet: Workload, servers: int, **given: Any) -> tuple[
     on = np.arange(servers) < len(base)
     names = (*base.servers, *(kind.name for kind in kinds[len(base) :]))
     cluster = Cluster(base.kinds, names, tuple({fleet.names[a]: s for a, s in own.items()} for own in held))
-    return Keeper(fleet, kinds, held, on, **given), cluster
+    return Keeper(fleet, kinds, held, on, spare=plan.spare, **given), cluster
 
 
 def _outcome(name: str, run: Run, failing: Failing, changes: Sequence[Change] = ()) -> Rehearsed:

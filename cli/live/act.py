@@ -138,8 +138,9 @@ def follow(file: PlanArgument, given: Followed, looks: Looks, metrics: Prometheu
 
     At each look the load is measured (from the servers' own metrics, or --log, or --url) and the twin says what each
     server holds within the goal. A server that has too much gives adapters to others; adapters
-    of a server that is lost go to the servers that answer; a server starts or stops where that is worth its cost. Each
-    change is printed with its reason. Ctrl-C leaves everything serving.
+    of a server that is lost go to the servers that answer; a server starts or stops where that is worth its cost. With
+    a plan that has a spare GPU (--spare 1) the servers have to hold without any one of them. Each change is printed
+    with its reason. Ctrl-C leaves everything serving.
 
     \b
     Examples:
