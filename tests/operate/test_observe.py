@@ -190,7 +190,7 @@ def test_rates_follow_the_trend_of_their_window() -> None:
     assert found.fleet.arrivals.cycle_s == pytest.approx(3600.0 - time_s[0])
     assert found.fleet.arrivals.factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
     assert found.fleet.rate == pytest.approx(6_000 / 3600, rel=0.03)
-    assert any(note.startswith("the load of that window goes from") for note in found.notes)
+    assert any(note.startswith("in that time the load goes from") for note in found.notes)
     others = [observe_log(log, Ranks(others=(8,)), View("mean")), observe_log(log, Ranks(others=(8,)), replay=True)]
     assert [each.fleet.arrivals.factors for each in others] == [(), ()]
     replayed = observe_replayed(measure_workload(replace(log, ranks=(8,)), replay=True))
