@@ -45,7 +45,7 @@ def observe_log(
         fleet = _following(fleet, trace, view, table, loads)
         if factors := fleet.arrivals.factors:
             least, most = min(factors), max(factors)
-            notes.append(f"in that time the load goes from {least:.2g} to {most:.2g} × its mean, and the rates follow it")
+            notes.append(f"in that time the load goes from {least:.2g} to {most:.2g} × its mean; the rates follow it")
     if fleet.shares_prefixes:
         turns, share = sessions_of(fleet)
         said = [f"requests come in sessions of {turns:.3g} turns on average"] * fleet.has_sessions
