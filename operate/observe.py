@@ -61,11 +61,11 @@ def observe_log(
 
 
 def _following(fleet: Workload, trace: Trace, view: View, table: RateTable, loads: Loads) -> Workload:
-    """The fleet, with mean rates that follow the trend inside the window whose rates it has, if they are of one."""
+    """The fleet, with mean rates that follow the trend inside the first window whose rates it has, if it has such."""
     starts_s = table.starts_of(next(iter(loads.values()))) if view.at != "mean" else []
-    if len(starts_s) != 1:
+    if not starts_s:
         return fleet
-    trend = trend_of(trace, starts_s[0], table.window_s, daily=view.by_time_of_day)
+    trend = trend_of(trace, starts_s[0], table.window_s, daily=view.by_time_of_day and not table.whole)
     return fleet.with_arrivals(fleet.arrivals.following(trend))
 
 
@@ -108,9 +108,12 @@ def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
 
 def seen_in_log(trace: Trace, window_s: float, *, busiest: bool = False) -> Workload:
     """The fleet in the last window of a log, or in its busiest one."""
-    table = rates_of(trace, window_s)
-    rates = table.loads(())["peak"] if busiest else latest_rates(trace, window_s)
-    start_s = table.starts_of(rates)[0] if busiest else trace.start_s + trace.span_s - window_s
+    if busiest:
+        table = rates_of(trace, window_s)
+        rates = table.loads(())["peak"]
+        start_s = table.starts_of(rates)[0]
+    else:
+        rates, start_s = latest_rates(trace, window_s), trace.start_s + trace.span_s - window_s
     fleet = measure_workload(trace, window_s=window_s)
     arrivals = fleet.arrivals.following(trend_of(trace, start_s, window_s))
     kept = [replace(a, rate=rate) for a, rate in zip(fleet.adapters, rates.tolist(), strict=True) if rate > 0]

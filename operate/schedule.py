@@ -14,7 +14,7 @@ from packer import checks
 from packer.arrays import FloatArray
 from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.errors import InfeasibleError, ValidationError, shown
+from packer.errors import InfeasibleError, UnknownNameError, ValidationError, shown
 from packer.evaluation import WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
@@ -109,9 +109,9 @@ def schedule(
     `margin`, `seed`, `progress`, `stop`: as for `packer.recommend`.
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
-    kinds of server; `ValidationError`: there is no period, one does not begin at the time that names it, rates are not
-    one number >= 0 per adapter, or more GPUs than are at hand run while servers are replaced; `InfeasibleError`: no
-    plan serves all periods.
+    kinds of server; `UnknownNameError`: a trend is of no period; `ValidationError`: there is no period, one does not
+    begin at the time that names it, rates are not one number >= 0 per adapter, or more GPUs than are at hand run while
+    servers are replaced; `InfeasibleError`: no plan serves all periods.
     """
     rates = _checked(rates, len(workload))
     checks.real("period_s", period_s, low=1.0)
@@ -119,6 +119,8 @@ def schedule(
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
+    if unknown := (trends or {}).keys() - rates.keys():
+        raise UnknownNameError("period with a trend", min(unknown), rates)
     own = {} if trends is None else {name: fleet.arrivals.following(trends.get(name, ())) for name in rates}
     day = _Day(period_s, *_groups(fleet, profile, rates, asked, own))
     static = day.with_figures(day.static())

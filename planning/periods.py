@@ -61,11 +61,11 @@ class Periods:
 
     def _kept(self, names: Collection[str]) -> KeptHours:
         """The hours in which servers are judged: those of the busiest period, and one of each period in which some
-        adapter has a higher rate."""
+        adapter has a higher rate, at its height or on the mean."""
         fleet, seed = self.busiest(names), self.asked.seed
-        most = fleet.rates * fleet.arrivals.height
+        most = _rates(fleet)
         fleets = {self.key(name): self._in(name) for name in names}.values()
-        hotter = [each for each in fleets if (each.rates * each.arrivals.height > most).any()]
+        hotter = [each for each in fleets if (_rates(each) > most).any()]
         others = [Hour(self._raised(each), seed) for each in hotter]
         return KeptHours(fleet, self._raised(fleet), seed, self.hours, others)
 
@@ -100,3 +100,8 @@ class Periods:
         kept = self._kept(names)
         used = kept.used(bins, [*kept.hours, kept.given, *kept.others], [1.0] * len(bins))
         return [each <= 1.0 for each in used]
+
+
+def _rates(fleet: Workload) -> FloatArray:
+    """The rates of each adapter on the mean and at their height, req/s, float64 (2, n)."""
+    return fleet.rates * [[1.0], [fleet.arrivals.height]]

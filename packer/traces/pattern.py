@@ -53,9 +53,11 @@ class RateTable:
 
     def by_time_of_day(self) -> RateTable:
         """The mean day: windows at the same time of day averaged over the days (UTC) that have requests. Its date is
-        that of the first day. Raises `ValidationError`: the windows do not divide a day."""
+        that of the first day; a `whole` trace stays so. Raises `ValidationError`: the windows do not divide a day."""
         if DAY_S % self.window_s:
             raise ValidationError(f"Expected windows that divide a day, got {self.window_s:g} s.")
+        if self.whole:
+            return self
         first_s = self.start_s[0] // DAY_S * DAY_S
         days = ((self.start_s - first_s) // DAY_S).astype(np.int64)
         slots = (self.start_s % DAY_S // self.window_s).astype(np.int64)

@@ -19,13 +19,14 @@ LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
 
 
 def trend_of(trace: Trace, start_s: float, window_s: float, *, daily: bool = False) -> tuple[float, ...]:
-    """The length of a part, s, and the factors of `trend_within`, of a window that begins then: of the part of it that
-    the trace covers, or with `daily` of the same window of every day. () without a trend."""
+    """The length of a part, s, and the factors of `trend_within`, of a window that begins then: of what the trace
+    covers of it, or with `daily` of the same window of every day. Whole cycles of the factors fill the window, so that
+    a simulated hour has no more than it. () without a trend."""
     end_s = start_s + window_s
     if not daily:
         start_s, end_s = max(start_s, trace.start_s), min(end_s, trace.start_s + trace.span_s)
     factors = trend_within(trace, start_s, end_s, daily=daily)
-    return ((end_s - start_s) / PARTS, *factors) if factors else ()
+    return (window_s / round(window_s / (end_s - start_s)) / PARTS, *factors) if factors else ()
 
 
 def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = False) -> tuple[float, ...]:
@@ -42,17 +43,22 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
     window_s = end_s - start_s
     if not LEAST_S <= window_s <= HOUR_S:
         return ()
-    since_s = trace.time_s + (trace.start_s - start_s)
-    since_s = since_s % DAY_S if daily else since_s
-    inside = (since_s >= 0.0) & (since_s < window_s)
-    part = np.minimum((since_s[inside] * (PARTS / window_s)).astype(np.int64), PARTS - 1)
-    tokens = (trace.input_tokens + trace.output_tokens)[inside].astype(np.float64)
-    mean = max(1.0, float(tokens.sum()) / PARTS)
-    load = np.bincount(part, tokens, minlength=PARTS) / mean
+    begin_s, days = start_s - trace.start_s, range(1)
+    if daily:
+        begin_s, days = begin_s % DAY_S, range(-1, int(trace.span_s // DAY_S) + 1)
+    load, squares = np.zeros(PARTS), 0.0
+    for day in days:
+        edges = np.searchsorted(trace.time_s, begin_s + day * DAY_S + np.linspace(0.0, window_s, PARTS + 1))
+        inside = slice(edges[0], edges[-1])
+        tokens = (trace.input_tokens[inside] + trace.output_tokens[inside]).astype(np.float64)
+        load += np.bincount(np.repeat(np.arange(PARTS), np.diff(edges)), tokens, minlength=PARTS)
+        squares += float(tokens @ tokens)
+    mean = max(1.0, float(load.sum()) / PARTS)
+    load /= mean
     basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, PARTS), 3, increasing=True))
     fit: FloatArray = basis @ (load @ basis)
     shown = float(((fit - 1.0) ** 2).sum()) / 2.0
-    scatter = max(float(((load - fit) ** 2).sum()) / (PARTS - 3), float(tokens @ tokens) / PARTS / mean**2)
+    scatter = max(float(((load - fit) ** 2).sum()) / (PARTS - 3), squares / PARTS / mean**2)
     if fit.max() < LEAST or f.sf(shown / scatter, 2, PARTS - 3) > CHANCE:
         return ()
     fit = np.maximum(fit, 0.0)

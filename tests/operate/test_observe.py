@@ -21,6 +21,7 @@ from packer.operate.observe import (
     observe_replayed,
     seen_in_log,
 )
+from packer.operate.schedule import trends_of_trace
 from packer.operate.view import View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
@@ -187,7 +188,7 @@ def test_rates_follow_the_trend_of_their_window() -> None:
     ones = np.ones(len(time_s), dtype=np.int64)
     log = Trace(time_s - time_s[0], 200 * ones, 100 * ones, 0 * ones, ("a",), start_s=float(time_s[0]))
     found = observe_log(log, Ranks(others=(8,)))
-    assert found.fleet.arrivals.cycle_s == pytest.approx(3600.0 - time_s[0])
+    assert found.fleet.arrivals.whole_s(3600.0) == 3600.0  # though the log begins later than its window
     assert found.fleet.arrivals.factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
     assert found.fleet.rate == pytest.approx(6_000 / 3600, rel=0.03)
     assert any(note.startswith("in that time the load goes from") for note in found.notes)
@@ -197,3 +198,21 @@ def test_rates_follow_the_trend_of_their_window() -> None:
     assert replayed.fleet.arrivals == found.fleet.arrivals
     busiest, last = (seen_in_log(replace(log, ranks=(8,)), 3600.0, busiest=each) for each in (True, False))
     assert (busiest.arrivals, last.arrivals.factors) == (found.fleet.arrivals, ())
+
+
+def test_the_last_window_of_a_long_log_needs_no_table_of_all_windows() -> None:
+    """A log that grows is compared with a plan by its last seconds, however many windows it has."""
+    ones = np.ones(3, dtype=np.int64)
+    log = Trace(np.array([0.0, 2e6 - 0.5, 2e6]), ones, ones, 0 * ones, ("a",), (8,))
+    assert seen_in_log(log, 1.0).rates.tolist() == [2.0]
+
+
+def test_a_log_shorter_than_its_window_has_the_trend_of_all_of_it() -> None:
+    """A log of 45 minutes about the full hour is one window, whether times of day count or not."""
+    time_s = 600.0 * 60.0 + 2700.0 * np.sqrt((np.arange(3_000) + 0.5) / 3_000)
+    ones = np.ones(len(time_s), dtype=np.int64)
+    log = Trace(time_s - time_s[0], 200 * ones, 100 * ones, 0 * ones, ("a",), (8,), start_s=2400.0 + float(time_s[0]))
+    found = [observe_log(log, Ranks(), View(by_time_of_day=each)).fleet.arrivals for each in (False, True)]
+    assert found[0].factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
+    assert found[0] == found[1]
+    assert list(trends_of_trace(log, 3600.0).values()) == [found[0].trend]

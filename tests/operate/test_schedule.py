@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrays import FloatArray
 from packer.arrival import Arrivals, Bursts, RequestTrace
-from packer.errors import IncompatibleError, ValidationError
+from packer.errors import IncompatibleError, UnknownNameError, ValidationError
 from packer.goal import Limits, Slo
 from packer.gpu import GpuKind
 from packer.io.profiles import load_profile
@@ -367,6 +368,8 @@ def test_a_period_whose_load_rises_holds_at_its_height() -> None:
     """A period in which the rates rise gets servers for its end; one at the same mean rates those for the mean."""
     rates, rise = dict.fromkeys("ab", np.full(40, 0.3)), (300.0, *np.linspace(0.2, 1.8, 12))
     assert [each.gpus for each in scheduled(rates, trends={"b": rise}).periods] == [1, 2]
+    with pytest.raises(UnknownNameError, match="Unknown period with a trend 'c'"):
+        scheduled(rates, trends={"c": rise})
 
 
 def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Schedule) -> None:
@@ -376,17 +379,12 @@ def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Sch
     late = replace(noon, start_s=7 * 3600.0, end_s=8 * 3600.0)
     early = replace(night, start_s=0.0, end_s=3600.0)
     both = replace(night, start_s=8 * 3600.0, end_s=10 * 3600.0)
-    tried: list[Any] = []
-
-    def plan_for(names: Any) -> Period:
-        tried.append(names)
-        return both
-
+    plan_for = Mock(return_value=both)
     assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
-    assert not tried
+    plan_for.assert_not_called()
     evening = replace(night, names=("3",), start_s=8 * 3600.0, end_s=9 * 3600.0)
     assert schedules._merged([early, late, evening], plan_for, 0.0) == [late, both]
-    assert tried == [(*evening.names, *early.names)]
+    plan_for.assert_called_once_with((*evening.names, *early.names))
 
 
 @pytest.mark.parametrize(("from_hour", "hours"), [(22, 4), (9, 3), (6, 24)])
