@@ -29,6 +29,7 @@ from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.public import public
+from packer.solvers.base import used_gpus
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
@@ -92,7 +93,8 @@ def schedule(
     found in the same way. Adapters stay where the static plan has them as far as possible; those of servers that are
     off move to others. Successive periods become one if one set of servers holds in all of them and takes no more GPU
     time than separate sets, including starts and moves. A server whose settings do not hold in the next period is
-    replaced: the new server is started before the old one stops.
+    replaced: the new server is started before the old one stops. Where that takes more GPUs than are at hand, the two
+    periods become one.
 
     An adapter that breaks the goal on one GPU is split into equal parts; the plans have its share of each server.
 
@@ -110,8 +112,8 @@ def schedule(
 
     Raises `IncompatibleError`: a base model has no profile or no server that starts, or GPUs are limited with several
     kinds of server; `UnknownNameError`: a trend is of no period; `ValidationError`: there is no period, one does not
-    begin at the time that names it, rates are not one number >= 0 per adapter, or more GPUs than are at hand run while
-    servers are replaced; `InfeasibleError`: no plan serves all periods.
+    begin at the time that names it, or rates are not one number >= 0 per adapter; `InfeasibleError`: no plan serves
+    all periods.
     """
     rates = _checked(rates, len(workload))
     checks.real("period_s", period_s, low=1.0)
@@ -130,8 +132,11 @@ def schedule(
     for k, name in enumerate(rates):
         progress(f"period {name}", k, len(rates))
         periods.append(day.period([name], static))
-    merged = _merged(periods, lambda names: day.period(names, static), start_s)
-    steady = with_steady_settings(merged, day.holds)
+    merged, stock = _merged(periods, lambda names: day.period(names, static), start_s), stock_of(kinds_of(profile))
+    while (over := _over(steady := with_steady_settings(merged, day.holds), stock)) is not None and len(merged) > 1:
+        merged = [*merged[over - 1 :], *merged[: over - 1]]
+        names = (*merged[0].names, *merged[1].names) if len(merged) > 2 else tuple(rates)
+        merged[:2] = [day.period(names, static)]
     found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
@@ -139,15 +144,7 @@ def schedule(
         )
         for t, each in enumerate(found)
     ]
-    result = Schedule(static, _deployed(found, day), tuple(found), start_s)
-    for gpu, at_hand in stock_of(kinds_of(profile)).items():
-        most = result.at_once([item.gpus * (item.profile.gpu.name == gpu) for item in result.servers])
-        if most > at_hand:
-            raise ValidationError(
-                f"Expected at least {most} GPUs {gpu} while servers are replaced, got {at_hand}. The plan that holds "
-                f"all day takes {static.n_gpus} GPUs: --write static=FILE without --available writes it."
-            )
-    return result
+    return Schedule(static, _deployed(found, day), tuple(found), start_s)
 
 
 def _checked(rates: Mapping[str, FloatArray], n: int) -> dict[str, FloatArray]:
@@ -306,6 +303,16 @@ def _merged(periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Perio
         else:
             k += 1
     return found
+
+
+def _over(periods: Sequence[Period], stock: Mapping[str, int]) -> int | None:
+    """The first period before which more GPUs run than are at hand, by name, while servers of it start; None: none."""
+    for t, each in enumerate(periods):
+        pairs = (pair for one in (periods[t - 1], each) for pair in zip(one.servers, one.plan.bins, strict=True))
+        used = used_gpus(dict(pairs).values())
+        if any(used.get(name, 0) > most for name, most in stock.items()):
+            return t
+    return None
 
 
 def _deployed(periods: Sequence[Period], day: _Day) -> Plan:
