@@ -64,13 +64,11 @@ def page(table: list[dict[str, object]], total: dict[str, dict[str, float]], ins
     """The table for people."""
     lines = [
         "# Estimates against measurements", "",
-        "Estimated profiles simulated in closed loop against public measurements of vLLM 0.12 to 0.19 "
-        "(ai-dynamo/aiconfigurator, Apache-2.0; rows with a TTFT of 3 s and more are left out): error of the mean time "
-        "per output token, %. Lengths are drawn from 80 to 100 % of the nominal ones, as the client did "
-        "(InferenceMAX): with constant lengths requests that start together stay together, and TTFT is two to four "
-        "times as long. EP: with `--enable-expert-parallel`; DP: with data-parallel ranks. The "
-        "shares of the roofline were fitted to these rows; with servers, GPUs and models left out: "
-        "`benchmarks/accuracy/fit_shares.py`. Written by `benchmarks/accuracy/run.py --rows 0 --write`.", "",
+        "Error of the mean time per output token, %, of estimated profiles in closed loop against public measurements "
+        "of vLLM 0.12 to 0.19 (ai-dynamo/aiconfigurator, Apache-2.0; without rows with a TTFT of 3 s and more). The "
+        "shares of the roofline were fitted to these rows; `benchmarks/accuracy/fit_shares.py` leaves out servers, "
+        "GPUs and models. Lengths are drawn from 80 to 100 % of the nominal ones, as the client did. EP: with "
+        "`--enable-expert-parallel`; DP: with data-parallel ranks.", "",
         "| GPU | model | weights | TP | rows | median | p90 | bias | band (p90) |", "|" + "---|" * 9,
     ]  # fmt: skip
     columns = ("gpu", "model", "weights", "tp", "rows", "median", "p90", "bias", "band_p90")
