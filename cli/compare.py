@@ -55,11 +55,9 @@ class Compared:
     solvers: How plans are searched: names with commas between them.
     objectives: What good plans are, with parameters as in slo:mean_ttft_ms=500.
     predictors: What evaluates servers in the search.
-    sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP; beyond the workload's own, its
-        mix is drawn again.
-    real: Measure the plans on real vLLM servers instead of by the twin with a fresh seed: launch (the file that says
-        how they start), launch-duration (time of each run, 120 s), folder (keeps the results, compare-results);
-        --launch FILE.toml is the same; repeatable.
+    sizes: Compare at several numbers of adapters, as 32,64,128 or START:STOP:STEP.
+    real: Measure the plans on real vLLM servers: launch (the file that says how they start), launch-duration (of each
+        run, 120 s), folder (of the results, compare-results). --launch FILE.toml is the same; repeatable.
     """
 
     solvers: str = option(default="greedy,greedy-paper,maxbase,random", metavar="NAMES")

@@ -68,8 +68,8 @@ class Changes:
 class MeasuredTraffic:
     """Where traffic is measured, and how often.
 
-    log_path: A log of requests: evaluate at the rates and bursts of its busiest window, and with its requests as they
-        were; with --every, at the rates of its last window.
+    log_path: Evaluate at the rates of a log's busiest window, and with its requests as they were; with --every, at the
+        rates of its last window.
     window_s: Rates are measured in windows of this length, from Prometheus in the last one.
     every_s: Repeat the measurement until interrupted. [default: once]
     listen: With --every: serve the predicted figures and the advice to Prometheus, at /metrics.
@@ -126,8 +126,8 @@ class MeasuredTraffic:
 class ObservedTraffic(MeasuredTraffic):
     """Observed traffic to evaluate the plan with.
 
-    tolerance: A measured rate that differs by more than this share counts as drifted; new adapters with more than this
-        share of the load need another plan.
+    tolerance: A rate that differs by more than this share counts as drifted; new adapters with more than this share of
+        the load need another plan.
     seen_path: Write the measured workload here each time, for packer solve --from.
     """
 

@@ -34,19 +34,17 @@ class Exported:
     """What is written, where, and settings that depend on the machines and are not in a plan.
 
     format_name: What to write: start commands, manifests, chart values, routing tables, or a dashboard.
-    output: Where to write: a folder for every file of the format, or a path that ends as one of them does.
-        [default: the main file to standard output]
+    output: A folder for every file of the format, or the path of one of them. [default: the main file to standard
+        output]
     sources_path: Table adapter → path, Hugging Face repository or, for aibrix and helm, address: CSV with the
         columns adapter,source, or JSON or YAML.
     model: Base model. [default: the repository in the profile]
-    settings: A name or place: adapters-dir (where adapters without a source lie on the servers, /adapters), image (of
-        the containers), prefix (start of the servers' names, gpu), port (of a server, 8000; on a shared host of the
-        first one), address (where routers find a server, {name}:8000, with {name}, {index} and {port}); of Kubernetes:
-        namespace, adapters-claim (volume claim with the adapters), token-secret (Secret with the key 'token');
-        stack-version (of the stack that you run: refused if the format does not fit it); --port 9000 is the same;
-        repeatable.
+    settings: A name or place: adapters-dir (of adapters without a source, /adapters), image (of the containers), prefix
+        (of the servers' names, gpu), port (of the first server, 8000), address (where routers find a server,
+        {name}:8000), namespace, adapters-claim (volume claim with the adapters), token-secret (Secret with the key
+        'token'), stack-version. --port 9000 is the same; repeatable.
     node_labels: Label of the nodes, or of those with one kind of GPU; repeatable. [default: with several kinds of GPU
-        the product that NVIDIA's or AMD's node labels name]
+        their product label]
     """
 
     format_name: str = option("--format", type=click.Choice(tuple(FORMATS)), default="vllm")

@@ -17,13 +17,12 @@ from packer.cli.traffic import refuse_unused
 class KindArguments(ServerSettings):
     """The kinds of server to plan with.
 
-    gpu_names: Plan with servers of this GPU and --model, without a profile file: h200, a100-80gb, l40s, rtx4090, …;
-        repeatable.
+    gpu_names: Plan with servers of this GPU and --model: h200, a100-80gb, l40s, rtx4090, …; repeatable.
     model: The base model: a Hugging Face repository, or its config.json.
-    prices: Price of a server per hour, US dollars, for the cheapest plan; with --gpu of one GPU; repeatable, for
-        one profile or --gpu a number alone. [default: the profile's]
-    available: GPUs at hand of the kind that the profile runs on, whichever model they serve; repeatable, for one
-        profile or --gpu a number alone. [default: any number]
+    prices: Price of a server per hour, US dollars; with --gpu of one GPU; for one kind a number alone; repeatable.
+        [default: the profile's]
+    available: GPUs at hand of the kind that the profile runs on; for one kind a number alone; repeatable. [default: any
+        number]
     """
 
     gpu_names: tuple[str, ...] = common("gpu", callback=None)

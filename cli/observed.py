@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class ObservedFiles:
     """What is written.
 
-    tables: Also write rates, .csv: loads (at each load, for --objective headroom:rates=FILE.csv), day (in each window
-        of the mean day, UTC, for packer schedule --rates FILE.csv); --day FILE.csv is the same; repeatable.
+    tables: Also write rates, .csv: loads (for --objective headroom:rates=FILE.csv), day (of the mean day, UTC, for
+        packer schedule --rates FILE.csv). --day FILE.csv is the same; repeatable.
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 

@@ -130,7 +130,7 @@ class Output:
     """What a command prints: tables, JSON, or nothing.
 
     as_json: Print JSON instead of tables.
-    quiet: Print nothing but errors; no progress bar.
+    quiet: Print only errors.
     """
 
     as_json: bool = flag("--json", everywhere=True)

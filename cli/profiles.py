@@ -114,13 +114,11 @@ class EstimateOptions:
     model: A Hugging Face repository known to packer or in this machine's cache, or the model's config.json.
     gpu: h100-80gb, h200, b200, a100-80gb, l40s, l4, rtx4090, mi300x, …, or the data sheet of another.
     name: What the profile is called. [default: GPU/model]
-    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), data-parallel-size (ranks of so many
-        GPUs each, among which experts are divided, 1), quantization (fp8, int8, awq, gptq, nvfp4; as the model's
-        config says), and by default as vLLM has it for the GPU max-model-len, max-num-seqs,
-        max-num-batched-tokens, gpu-memory-utilization, kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of
-        qkv_proj, o_proj, gate_up_proj and down_proj, with commas: what slots hold), vllm-version (whose rules and
-        defaults hold; the newest that is known), engine (vllm or sglang: its memory for slots and its eviction; the
-        step law is vLLM's); --max-model-len 8192 is the same; repeatable.
+    settings: A setting of the server: tensor-parallel-size (its GPUs, 1), data-parallel-size (1), quantization (fp8,
+        int8, awq, gptq, nvfp4), max-model-len, max-num-seqs, max-num-batched-tokens, gpu-memory-utilization,
+        kv-cache-dtype (auto, bfloat16, fp8), lora-target-modules (of qkv_proj, o_proj, gate_up_proj, down_proj),
+        vllm-version, engine (vllm, sglang). By default as vLLM has it for the model and GPU; --max-model-len 8192 is
+        the same; repeatable.
     price_per_hour: Price of the server's GPUs per hour, US dollars. [default: the data sheet's]
     """
 

@@ -33,14 +33,13 @@ class Measurements:
     profiling_dir: Micro-benchmarks: some or all of kv_capacity.csv, latency_backbone.csv, latency_adapters.csv,
         loading.csv.
     runs_path: Whole runs of the server: one row each, with its metrics.
-    bench_paths: What improves an estimate given as --base: a result of `vllm bench serve --save-result` or GuideLLM on
-        the base model, one scrape of a busy server's /metrics, or what vLLM's benchmark_lora.py printed; repeatable.
+    bench_paths: What improves an estimate given as --base: a result of vllm bench serve or GuideLLM on the base model,
+        a scrape of a busy server's /metrics, or what vLLM's benchmark_lora.py printed; repeatable.
     base_name: Gives the identity of the server (model, GPU, engine settings) and whatever has no measurements;
         `packer profiles estimate` makes one.
-    about: What the files do not say: model (in the tables' model column; the base profile's), name (of the new profile;
-        the base profile's), generated-share (generated / requested output tokens of the runs, 1), max-outstanding
-        (ceiling of the client that made the runs), note (who measured, how and when, for the profile's provenance);
-        --model NAME is the same; repeatable.
+    about: What the files do not say: model (in the tables), name (of the new profile), generated-share (generated /
+        requested output tokens, 1), max-outstanding (ceiling of the client), note (who measured, how and when). --model
+        NAME is the same; repeatable.
     cold_start: Whether adapters were on disk when the runs began. [default: the base profile's]
     no_cross_validation: Skip the errors on families left out.
     """

@@ -95,12 +95,11 @@ class Results:
     """Output files of the schedule, and its simulation.
 
     output: The schedule as JSON.
-    files: Write a part: static (the plan that holds all day), servers (every server of the day, for packer export
-        --format k8s), keda (cron triggers of KEDA for the Deployments of servers), routes (a folder with the routing
-        tables of each period: nginx, Envoy, LiteLLM and JSON); --static plan.json is the same; repeatable.
-    names: A name in these files: prefix (start of the servers' names, gpu), address (where routers find a server,
-        {name}:8000, with {name}, {index} and {port}), timezone (of the cron triggers, UTC); --timezone UTC is the same;
-        repeatable.
+    files: Write a part: static (a plan that holds all day), servers (every server of the day, for packer export), keda
+        (cron triggers of KEDA), routes (a folder with the routing tables of each period). --static plan.json is the
+        same; repeatable.
+    names: A name in these files: prefix (of the servers' names, gpu), address (where routers find a server,
+        {name}:8000), timezone (of the cron triggers, UTC). --timezone UTC is the same; repeatable.
     replay: Simulate a day of requests on the schedule and on the static plan.
     """
 

@@ -41,14 +41,12 @@ class RunOptions:
     duration_s: Simulated time. [default: 3600; whole cycles of piecewise rates; a replayed trace's own time]
     seeds: Simulate with N seeds and report the mean of each metric and its 95 % interval.
     max_outstanding: Requests that the client keeps open at most; it refuses those beyond. [default: no limit]
-    concurrency: Closed loop: so many requests are always outstanding, as with `vllm bench serve --max-concurrency`; in
-        the whole cluster, if there is one. The rates only say how often each adapter is chosen; a replayed trace ends
-        the run with its last request.
-    paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place, before their
-        TTFT begins; those that still wait at the end are held back.
+    concurrency: Closed loop: so many requests are always outstanding in all, as with vllm bench serve
+        --max-concurrency. The rates only say how often each adapter is chosen.
+    paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place before their TTFT
+        begins.
     scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or none]
-    tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45: the workload's job
-        (fine_tuning in a .json or .yaml file), or samples of 512 tokens without end. [default: the job's]
+    tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45. [default: the job's]
     """
 
     rate_factor: float = common("rate-factor")
@@ -74,10 +72,9 @@ PROCESS: Readers = {
 class ArrivalOptions:
     """The arrival process, if not the workload's own.
 
-    process: The arrival process of every adapter, if not the workload's own: arrivals (poisson, lognormal,
-        unpredictable, piecewise), arrivals-cv (coefficient of variation of log-normal gaps, 1), period (how long a rate
-        holds, 300 s), factors (what the rates are multiplied by, period after period); --arrivals lognormal is the
-        same; repeatable.
+    process: The arrival process of every adapter: arrivals (poisson, lognormal, unpredictable, piecewise), arrivals-cv
+        (of log-normal gaps, 1), period (how long a rate holds, 300 s), factors (of the rates, period after period).
+        --arrivals lognormal is the same; repeatable.
     """
 
     process: dict[str, Any] = pairs("--process", names=PROCESS)

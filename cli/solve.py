@@ -31,22 +31,19 @@ TO_PRINT = (*(f"packer.report.{name}" for name in ("context", "energy", "prefixe
 class Planning:
     """Load, objective and search options of a plan.
 
-    old_path: Follow a running plan: on its servers, within its latency limits, fewest GPUs, then few adapters
-        moved.
-    objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter
-        keeps --slo, and what fewer or more would give; with --solver or --predictor gpus]
+    old_path: A running plan to follow: within its latency limits, fewest GPUs, then few adapters moved.
+    objective: What a good plan is: gpus, latency, slo:…, cost, … [default: the fewest GPUs on which every adapter keeps
+        --slo; with --solver or --predictor gpus]
     solver: How the plan is searched. [default: greedy; on a given number of GPUs spread-refined]
-    load: Plan for this load of a trace of requests: its mean, its busiest hour, every adapter's own busiest hour,
-        the hour at a percentile, or its requests as they were (in hindsight); or for the column of that name of
-        --loads. [default: of a trace peak]
+    load: Plan for this load of a trace: its mean, its busiest hour, every adapter's own busiest hour, a percentile, or
+        its requests as they were; or for a column of --loads. [default: of a trace peak]
     loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
         measured from the trace]
     rate_factor: Plan for every rate times this.
     add_path: Plan for these adapters as well: a workload file.
     spare: GPUs that may fail: with 1 the plan keeps --slo on the others. [default: as many as of the plan of --from,
         else 0]
-    confidence: How sure the plan is to hold, given the profile's error; raises the rates that servers must serve.
-        [default: 0.95]
+    confidence: How sure the plan is to hold, given the profile's error. [default: 0.95]
     verify: Simulate the finished plan with a fresh seed.
     """
 
@@ -145,8 +142,7 @@ class Planning:
 class PlanOutput:
     """Where the plan goes.
 
-    per_adapter: Write what each adapter gets (TTFT, ITL, share of its requests in its limits, its share of the
-        price): .csv or .parquet.
+    per_adapter: Write what each adapter gets, and its share of the price: .csv or .parquet.
     """
 
     output: str | None = common("output", help=OUTPUT)

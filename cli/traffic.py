@@ -33,9 +33,8 @@ def ranks_or_file(text: str) -> str | tuple[int, ...]:
 class RankOptions:
     """Ranks of the adapters, with the same meaning in every command.
 
-    ranks: Ranks: a table with the columns adapter,rank; or a number for every adapter without one in the
-        table, drawn uniformly where several are given; repeatable.
-    base: A model of the traffic that is the base model itself: its requests have no adapter (rank 0); repeatable.
+    ranks: A table with the columns adapter,rank, or a rank for every other adapter, drawn from several; repeatable.
+    base: A model of the traffic that is the base model itself (rank 0); repeatable.
     """
 
     ranks: tuple[str | tuple[int, ...], ...] = option(
@@ -66,11 +65,9 @@ class PlanLogOptions:
     """How a log of requests to the adapters of a plan is read.
 
     keys: Where a field stands, if not under a usual name: time=…, model=…, input=…, output=…, rank=…, session=…,
-        cached=… (tokens found in the KV cache), id=… (one of several lines of a request); dots go into nested objects;
-        repeatable.
+        cached=…, id=…; dots go into nested objects; repeatable.
     skip: A model that is no adapter, as the base model; repeatable.
-    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); --strip-prefix
-        hosted_vllm/ is the same.
+    assign: What stands before adapters' names: strip-prefix=hosted_vllm/; --strip-prefix hosted_vllm/ is the same.
     """
 
     keys: tuple[str, ...] = option("--key", multiple=True, metavar="FIELD=NAME")
@@ -95,10 +92,8 @@ class PlanLogOptions:
 class LogOptions(PlanLogOptions):
     """How a log of requests is read.
 
-    assign: Whose the requests are: strip-prefix (what stands before adapters' names, as hosted_vllm/); or other
-        adapters than the log's, of ranks 8, 16 and 32 if none are given: adapters (so many; of a log that names none
-        200), exponent (the k-th adapter gets a share proportional to k^-EXPONENT, 1.2); --adapters 200 is the same;
-        repeatable.
+    assign: Whose the requests are: strip-prefix (what stands before adapters' names), or another fleet than the log's:
+        adapters (so many), exponent (of the power law of their shares, 1.2). --adapters 200 is the same; repeatable.
     """
 
     assign: dict[str, Any] = pairs("--assign", names={**ASSIGN, **PREFIX})
@@ -145,10 +140,9 @@ class PrometheusOptions:
 
     url: Prometheus server, as http://prometheus:9090.
     export_path: A file that packer workload from-metrics --save wrote, instead.
-    source_names: What is read: gateway (litellm, envoy-ai-gateway, vllm, custom: whose counters; vllm's own carry no
-        adapter and give estimates only), with custom requests-metric, input-tokens-metric and output-tokens-metric,
-        label (of the adapter's name), end (of the observed time, Unix time; now), api-key-env (environment variable
-        with the server's key, or @FILE: a token, or USER:PASSWORD); --gateway vllm is the same; repeatable.
+    source_names: What is read: gateway (litellm, envoy-ai-gateway, vllm, custom), label (of the adapter's name), end
+        (Unix time), api-key-env (environment variable with the key, or @FILE); with custom requests-metric,
+        input-tokens-metric and output-tokens-metric. --gateway vllm is the same; repeatable.
     """
 
     url: str | None = option(metavar="URL")

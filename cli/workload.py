@@ -80,9 +80,8 @@ class Made:
     input_tokens: Mean input length, tokens.
     output_tokens: Mean output length, tokens.
     shared_prefix_tokens: Tokens that all prompts of an adapter begin with, as a system prompt.
-    sessions: Sessions: turns (mean requests of one; each begins with all that was said before), think-s (mean time from
-        an answer to the next turn, s), turn-tokens (mean tokens that the user adds in a later turn; as in the first,
-        less the prefix); --turns 4 is the same; repeatable.
+    sessions: Sessions: turns (mean requests of one, each with all that was said before), think-s (mean time between an
+        answer and the next turn), turn-tokens (mean tokens that the user adds). --turns 4 is the same; repeatable.
     output: Where to write the workload: .csv, .json, .yaml or .parquet.
     """
 
