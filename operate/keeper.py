@@ -245,8 +245,7 @@ class Keeper:
         serving, left = self.serving, self.loads_per_hour - sum(n for _, n in self._made)
         if len(serving) < 2:
             return []
-        near = self._near(load)
-        first, used = self._most_used(near), near.used()[serving]
+        first, used = self._most_used(near := self._near(load)), near.used()[serving]
         excess = float(np.maximum(used - FULL * self.caps(serving), 0.0).sum())
         # If all servers together are overloaded, an even load is the best that can be reached.
         if first <= max(FULL, 1.05 * used.sum() / self.caps(serving).sum()):
@@ -259,14 +258,15 @@ class Keeper:
         for _ in range(ROUNDS):
             near, mean = self._near(load), float(used.sum() / self.caps(serving).sum())
             near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left), crowds)
-            changed = {s for s in serving if near.held[s] != self.held[s]}
-            for s in changed:
+            judged |= (changed := {s for s in serving if near.held[s] != self.held[s]})
+            for s in judged:
                 self._judge(now_s, s, load, near.held[s])
-            after, judged = self._most_used(near), judged | changed
-            if not changed or after <= max(FULL, 1.05 * mean):
+            after = self._most_used(near)
+            if after <= max(FULL, 1.05 * mean) or not (changed or crowds):
                 break
+            crowds = crowds if after < first else {}
         if not changed or after >= first:
-            self._ask_again(now_s, load, judged)
+            self._ask_again(now_s, load, changed)
             return []
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
         lost = cache_lost(self.workload, load, near, self.kinds)
@@ -277,7 +277,7 @@ class Keeper:
                     f"a server has {first:.0%} of what it holds: a placement that brings it to {after:.0%} loses "
                     f"{lost:,.0f} tokens of prefix caches and is worth it after {lost / excess - STAY_S:.0f} s"
                 )
-                self._ask_again(now_s, load, judged)
+                self._ask_again(now_s, load, changed)
                 return []
             why += f"; {lost:,.0f} tokens of prefix caches are computed again"
         self._over_since_s = math.inf
@@ -294,15 +294,15 @@ class Keeper:
         usual = float(caps.mean()) if len(caps) else float(self._caps.max()) * self.level
         usual = usual if math.isfinite(usual) and usual > 0.0 else max(total, 1.0)
         at_hand = float(caps.sum()) + usual * len(self.starting)
-        there = len(serving) + len(self.starting)
+        on = [*serving, *self.starting]
         largest = self._largest(caps, usual)
         short = max(0.0, total / FULL - at_hand, total + largest - at_hand)
-        by_load = max(0 if there else 1, math.ceil(short / usual))
-        if by_load and any(len(self.held[s]) > self.kinds[s].max_loras for s in serving):
-            tok_s, on = total / FULL, [*serving, *self.starting][self.spare :]
+        by_load = max(0 if on else 1, math.ceil(short / usual))
+        if by_load and any(len(load_of(self.held[s], load)) > self.kinds[s].max_loras for s in serving):
             new = max(range(len(self.kinds)), key=lambda s: (not self.on[s], self.kinds[s].max_loras))
-            by_load = self.capacity.more(new, on, load, tok_s / self.level, int(not self.starting), by_load)
-            usual = max(usual, tok_s / (there + by_load - self.spare))
+            tok_s, least = total / FULL / self.level, int(not self.starting)
+            by_load = self.capacity.more(new, on[self.spare :], load, tok_s, least, by_load)
+            usual = max(usual, total / FULL / (len(on) + by_load - self.spare))
         by_room = self.left.servers - len(self.starting)
         rooms = [self.rooms[s] or math.inf for s in serving] if self.spare and self.rooms else []
         if rooms and math.isfinite(each := float(np.mean(rooms))):

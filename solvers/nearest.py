@@ -181,14 +181,14 @@ class Nearest:
         """
         own, used, left = self.held, self.used(), most_loads + len(self.loads)
         over = {s: crowds.get(s, -math.inf) for s in self.serving}
-        for _ in range(MOST_STEPS + sum(n for n in crowds.values() if n > 0)):
+        for _ in range(MOST_STEPS + sum(n + 1 for n in crowds.values() if n > 0)):
             s = max(self.serving, key=lambda k: (over[k] > 0, used[k] / caps[k]))
             part = [(tok_s, a) for a, share in own[s].items() if (tok_s := self.load[a] * share) > 0.0]
             # A server with too many gives adapters to free slots, or where they have requests already.
             there, others = {a for _, a in part}, [k for k in self.serving if k != s and over[s] > 0]
             to = [k for k in others if over[k] < 0 or any(own[k].get(a) for a in there)]
             t = min(to or self.serving, key=lambda k: used[k] / caps[k])
-            if not to and (used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN):
+            if over[s] <= 0 and (used[s] / caps[s] <= most or used[s] / caps[s] - used[t] / caps[t] < EVEN):
                 return
             # The load, tok/s, that makes the used shares of both servers equal.
             wanted = (used[s] * caps[t] - used[t] * caps[s]) / (caps[s] + caps[t])
@@ -196,9 +196,12 @@ class Nearest:
             if (to or not able) and over[t] < 0 and len(self.loads) < left:
                 new = (each for each in part if each[1] not in own[t] and (t, each[1]) not in self.refused)
                 able += [each for each in new if self._takes(t, each[1])]
-            if to:
+            if over[s] > 0:
                 fits = [(-abs(tok_s - wanted / over[s]), tok_s, a) for tok_s, a in able if a not in self.roomless]
-                able, wanted = [each[1:] for each in sorted(fits)[-1:]], math.inf
+                able, wanted = [each[1:] for each in sorted(fits)[-1:] if to], math.inf
+            if not able and over[s] > 0:
+                over[s] = 0  # the others take none of its adapters: they stay
+                continue
             if not able:
                 return
             tok_s, a = max(able)

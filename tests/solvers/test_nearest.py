@@ -50,6 +50,16 @@ def test_a_part_of_an_adapter_joins_its_other_part() -> None:
     assert near.held == [{0: 0.0, 1: 1.0}, {0: 1.0, 2: 1.0}, {3: 1.0, 4: 0.0}, {4: 1.0}]
 
 
+def test_adapters_without_a_slot_anywhere_keep_no_other_server_overloaded() -> None:
+    """Once no slot is free, a server that still has too many adapters stays as it is, and load leaves the others."""
+    load = np.array([60.0] * 6 + [5.0, 5.0, 400.0] + [250.0] * 3)
+    held = [dict.fromkeys(range(6), 1.0), {6: 1.0, 7: 1.0, 8: 0.1}, {8: 0.9, 9: 1.0, 10: 1.0, 11: 1.0}]
+    near = Nearest(load, held, range(3))
+    near.even(np.full(3, 1000.0), 0.9, 10, near.crowds([4, 4, 4]))
+    assert len(near.loads) == 1
+    assert max(near.used()) <= 900.0
+
+
 def test_an_emptied_server_leaves_its_shares_to_copies_and_loads_the_rest() -> None:
     """A copy that is there takes the share; an adapter without one is loaded; without room nothing changes."""
     held = [{0: 0.5, 1: 1.0}, {0: 0.5, 2: 1.0}]
