@@ -52,8 +52,9 @@ def numbered(plan: Plan, old: Plan | None) -> Plan:
 
 def gpus_words(plan: Plan, old: Plan | None = None) -> str:
     """How many GPUs the plan has, and how many adapters it moves, in words; and how many servers of `old`, the running
-    plan, start again with other settings, if any do."""
-    holds = "" if plan.status is Status.INFEASIBLE else " holds" if plan.n_gpus == 1 else " hold"
+    plan, start again with other settings, if any do. GPUs hold that keep limits; others serve their load."""
+    one, more = ("holds", "hold") if plan.limits else ("serves the load", "serve the load")
+    holds = "" if plan.status is Status.INFEASIBLE else f" {one if plan.n_gpus == 1 else more}"
     moved = 0 if plan.moves is None else len(plan.moves.adapters)
     again = 0 if old is None or plan.moves is None else len(restarted(old, plan.moves, plan.bins))
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")

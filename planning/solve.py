@@ -339,11 +339,14 @@ class SolverTask:
         goal, evaluator = self.problem.objective, self.problem.evaluator
         if plan.verified is False and goal.limits:
             plan = replace(plan, status=Status.INFEASIBLE)
-        if plan.moves is not None:
-            plan = replace(plan, decision=plan.decision or f"{gpus_words(plan)}.")
         if self.within and self._late(plan):
             plan = replace(plan, within_goal=self.within)
-        return with_room(plan, evaluator, self.over, self.hours) if self.with_headroom else plan
+        plan = with_room(plan, evaluator, self.over, self.hours) if self.with_headroom else plan
+        if plan.moves is None or plan.decision:
+            return plan
+        slo, breaks = plan.workload.slo, not plan.limits and bool((plan.evaluations.slo_used > 1.0).any())
+        more = f"; this breaks the goal: {slo}" if breaks and not slo.is_none else ""
+        return replace(plan, decision=f"{gpus_words(plan)}{more}.")
 
     def _late(self, plan: Plan) -> bool:
         """Whether the plan is feasible but a server's mean TTFT exceeds the fleet's tightest TTFT limit."""

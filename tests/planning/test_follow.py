@@ -47,6 +47,15 @@ def test_running_servers_that_hold_stay(busy: Workload, old: Plan, server: Profi
     assert plan.decision.startswith(f"{plan.n_gpus} GPUs hold, 0 moved: {plan.n_gpus} × H100")
 
 
+def test_a_plan_for_another_objective_says_that_it_breaks_the_goal(server: Profile) -> None:
+    """GPUs of a plan that keeps no limits serve the load; where that breaks the fleet's goal, the decision says so."""
+    fleet = Workload([Adapter("a", 8, 0.1)])
+    running = packer.solve(fleet, server, with_headroom=False)
+    plan = packer.solve(fleet.held_to("p95_ttft_ms=1"), server, old_plan=running)
+    assert plan.decision == f"1 GPU serves the load, 0 moved; this breaks the goal: {plan.workload.slo}."
+    assert packer.solve(fleet, server, old_plan=running).decision == "1 GPU serves the load, 0 moved."
+
+
 def test_a_spare_gpu_stays_unless_it_is_given_up(server: Profile) -> None:
     """A plan that follows one with a spare GPU has one, too, also of several kinds, unless told otherwise."""
     fleet = Workload([Adapter("a", 8, 0.1), Adapter("b", 8, 0.1)])

@@ -381,4 +381,4 @@ def test_a_running_plan_that_goes_to_a_dearer_kind_says_what_moves() -> None:
     given = {"predictor": _Four(), "max_gpus": 1, "time_limit_s": 0.8}
     plan = plan_of(fleet(60, ("llama",)), kinds, objective="cost", old_plan=running, **given)
     assert [item.profile for item in plan.bins] == kinds[1:]
-    assert plan.decision == "1 GPU holds, 20 moved."
+    assert plan.decision == "1 GPU serves the load, 20 moved."
