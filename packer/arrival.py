@@ -232,8 +232,8 @@ class Arrivals:
         checks.keep_real(self, "span", low=1.0, high=1e3)
         factors = tuple(checks.real("a rate factor", factor, low=0.0, high=1e3) for factor in self.factors)
         object.__setattr__(self, "factors", factors)
-        if self.kind == "piecewise" and not any(self.factors):
-            raise ValidationError("Expected piecewise arrivals to have at least one factor > 0.")
+        if (self.kind == "piecewise" or self.cycle_s) and not any(self.factors):
+            raise ValidationError(f"Expected the factors of {self.kind} arrivals to have at least one > 0.")
         if (self.kind == "bursty") != (self.common is not None or self.own is not None):
             raise ValidationError("Expected bursts with arrivals of kind 'bursty', and only with them.")
         if (self.kind == "trace") != (self.trace is not None):

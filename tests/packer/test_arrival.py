@@ -83,6 +83,7 @@ def test_trace_columns_are_frozen_and_checked() -> None:
         {"kind": "piecewise"},
         {"kind": "piecewise", "factors": (0.0, 0.0)},
         {"kind": "piecewise", "factors": (-1.0, 2.0)},
+        {"kind": "bursty", "common": Bursts(0.5, ((30.0, 1.0),)), "factors": (0.0, 0.0)},
         {"kind": "trace"},
         {"kind": "poisson", "trace": trace([0.0])},
     ],
