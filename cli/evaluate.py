@@ -142,15 +142,15 @@ def evaluate(
 ) -> int:  # fmt: skip
     """Whether a plan holds: with another seed or predictor, a changed fleet, or the traffic measured.
 
-    Servers keep their settings; an adapter that comes, or whose server is lost, goes to the least loaded one with large
-    enough slots, of those whose limits are nearest to its own. Rates are taken without the margin that the plan was
-    made with. Exit code 3 means that a server starves or does not start, that an adapter has no server, or that a plan
-    which was made to keep latency limits breaks them, also behind --router: packer solve --from makes the next plan.
-    Without --lose-gpu a plan with a spare GPU (--spare 1) has to hold after the loss of any one server, too.
+    Servers keep their settings. An adapter that comes, or whose server is lost, goes to the least loaded server with
+    large enough slots, of those with the nearest limits. Rates are taken without the plan's margin. A plan with a spare
+    GPU (--spare 1) has to hold after the loss of any one server, too, unless --lose-gpu is given.
 
-    With --log, --url or --input the rates are those measured, and the advice is "keep" (the plan holds),
-    "watch" (it holds, but rates drifted or adapters are new) or "replan" (a server or a limit breaks, or new adapters
-    have no server or much of the load; exit code 3).
+    With --log, --url or --input the rates are those measured, and the advice is "keep", "watch" (rates drifted or
+    adapters are new) or "replan".
+
+    Exit code 3 means that a server starves or does not start, that an adapter has no server, that the plan's latency
+    limits break, or "replan": packer solve --from makes the next plan.
 
     \b
     Examples:

@@ -52,9 +52,9 @@ class ProjectOptions(ServerSettings):
 def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Writing) -> int:
     """Start a project: profile.toml, fleet.csv, packer.toml, plan.json and report.html in one folder.
 
-    The traffic is a log of requests (an access log, a trace: JSON lines, CSV or Parquet, also .gz, with time, model and
-    token counts; its ranks come from --ranks or --rank) or a workload file (adapter, rank, rate). The profile is the
-    calibrated one of the model and GPU if packer has it, else an estimate. packer.toml holds the folder's defaults.
+    The traffic is a log of requests (JSON lines, CSV or Parquet, also .gz, with time, model and token counts) or a
+    workload file (adapter, rank, rate). The profile is the calibrated one of the model and GPU if packer has it, else
+    an estimate. packer.toml holds the folder's defaults.
 
     Exit code 3 means that no plan keeps the latency limits; the other files are written.
 

@@ -86,10 +86,10 @@ def from_log(
 ) -> None:
     """Measure a workload from a log of requests: rates of its busiest hour, bursts, lengths.
 
-    LOG is an access log of a gateway (the names of LiteLLM, Envoy AI Gateway, nginx and OpenAI-like logs are known;
-    --key names others) or a trace (packer's columns, or those of Azure, Mooncake, BurstGPT), as JSON lines, CSV or
-    Parquet, also .gz. Lines without a model or tokens (health checks, failures) are left out and counted. Where the
-    log names no adapters, requests are given to them at random by a power law of popularity.
+    LOG is an access log of a gateway (such as LiteLLM, Envoy AI Gateway or nginx; --key names other fields) or a trace
+    (packer's columns, or those of Azure, Mooncake, BurstGPT), as JSON lines, CSV or Parquet, also .gz. Lines without a
+    model or tokens are left out and counted. Where the log names no adapters, requests are given to them at random by a
+    power law.
 
     \b
     Examples:
@@ -155,9 +155,9 @@ def from_metrics(
 ) -> None:
     """Measure a workload from Prometheus: requests and tokens per adapter, as a gateway counts them.
 
-    vLLM's own metrics have no adapter label. With --gateway vllm the total rate and the mean lengths are
-    measured and the adapters' shares are estimated from how often each is seen in flight
-    (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which has the ranks).
+    vLLM's own metrics have no adapter label. With --gateway vllm the adapters' shares are estimated from how often each
+    is seen in flight (vllm:lora_requests_info) or, where that is gone, in a slot (vllm:lora_adapter_loaded, which has
+    the ranks).
 
     \b
     Examples:

@@ -141,11 +141,9 @@ def simulate(
 ) -> None:
     """What one vLLM server, or a cluster, does with a workload: throughput, latencies, state over time.
 
-    A server that does not start (memory error) is a result, not a failure: the reason is printed and the exit
-    code is 0. With --seeds, the probability that the server starves or queues without end is given, and the load
-    factor at which it reaches 5 %; files of the state over time and of adapters come from the first seed. With
-    --predictor, a learned predictor gives its figures instead of the twin. With --cluster, many servers behind a
-    router serve the workload.
+    A server that does not start (memory error) is a result: the reason is printed and the exit code is 0. --seeds gives
+    the probability that the server starves or queues without end, and the load factor at which it reaches 5 %; tables
+    and plots come from the first seed. With --cluster, many servers behind a router serve the workload.
 
     \b
     Examples:

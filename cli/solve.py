@@ -163,12 +163,11 @@ class PlanOutput:
 def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: PlanOutput, out: Writing) -> int:
     """Plan: how many GPUs, which adapter where, how to start each server.
 
-    WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Objectives take parameters as in
-    slo:mean_ttft_ms=500,p99_itl_ms=60. --from PLAN matches adapters by name with the running plan; servers keep their
-    order, and new ones come at the end. Where a server stops, later ones move up: the output says so.
+    WORKLOAD is a CSV, JSON, YAML or Parquet file of adapters with rank and rate. Without an objective, the plan is the
+    one to deploy: fewest GPUs on which every adapter keeps the latency goal at rates raised by the margin.
 
-    Without an objective, the plan is the one to deploy: fewest GPUs on which every adapter keeps the latency goal
-    at rates raised by the margin. The output says what fewer and more GPUs would give.
+    Objectives take parameters as in slo:mean_ttft_ms=500,p99_itl_ms=60. --from PLAN matches adapters by name with the
+    running plan. Servers keep their order; where one stops, later ones move up, and the output says so.
 
     Exit code 3 means that no plan serves every adapter, or none keeps the goal: the output says which ones, and what
     would help. Ctrl-C gives the best plan so far.
