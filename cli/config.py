@@ -26,7 +26,7 @@ from typing import Any
 
 import click
 
-from packer.cli.declare import LazyGroup, Pairs
+from packer.cli.declare import LazyGroup, Pairs, name_of
 from packer.errors import FileFormatError, reading
 
 VARIABLE = "PACKER_CONFIG"
@@ -92,7 +92,8 @@ def defaults_for(command: click.Command, words: tuple[str, ...]) -> dict[str, An
                 param, value = params[known[key]], _default(params[known[key]], value, place)
                 if isinstance(param, Pairs):
                     named = [f"{key}={','.join(value)}"] if key in param.names else value
-                    value = [*found.get(known[key], ()), *named]
+                    own = {name_of(each) for each in named}
+                    value = [*(each for each in found.get(known[key], ()) if name_of(each) not in own), *named]
                 found[known[key]] = value
     return found
 

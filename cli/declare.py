@@ -67,6 +67,11 @@ def pairs(*flags: str, names: Readers, refused: Mapping[str, str] = MappingProxy
     return field(default_factory=dict, metadata={**found.metadata, "kind": Pairs, "attributes": given})
 
 
+def name_of(text: str) -> str:
+    """The name in NAME=VALUE as options spell it."""
+    return text.partition("=")[0].replace("_", "-")
+
+
 class Pairs(click.Option):
     """See `pairs`."""
 
@@ -102,16 +107,17 @@ class Pairs(click.Option):
         return found
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
-        """Return values by name. If a name is repeated, its last value counts."""
-        found = {}
+        """Return values by name, each of which may be given once."""
+        found: dict[str, Any] = {}
         for text in super().process_value(ctx, value) or ():
-            name, equals, given = text.partition("=")
-            name = name.replace("_", "-")
+            name, (_, equals, given) = name_of(text), text.partition("=")
             if name in self.refused:
                 raise click.BadParameter(f"{name}: {self.refused[name]}.", ctx, self)
             if not equals or name not in self.names:
                 rule = f"expected NAME=VALUE with one of {', '.join(self.names)}, got {text[:80]!r}."
                 raise click.BadParameter(rule, ctx, self)
+            if name.replace("-", "_") in found:
+                raise click.BadParameter(f"expected each name once, got {name} twice.", ctx, self)
             try:
                 read = self.names[name]
                 value = read.convert(given, self, ctx) if isinstance(read, click.ParamType) else read(given)

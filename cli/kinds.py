@@ -95,5 +95,7 @@ def _by_profile(name: str, what: str, given: Sequence[str], profiles: Sequence[s
             number = "a price" if what == "PRICE" else "a whole number"
             rule = f"{name}: expected PROFILE={what} with one of {', '.join(profiles)} and {number} >= 0,"
             raise click.UsageError(f"{rule} got {item[:80]!r}.")
+        if profile in found:
+            raise click.UsageError(f"{name}: expected each profile once, got {profile} twice.")
         found[profile] = value
     return found

@@ -42,6 +42,8 @@ def test_command_tables_win_over_the_top(folder: Path, capsys: Capture) -> None:
     """A command's own table is more particular than the top of the file."""
     (folder / "packer.toml").write_text(f'profile = "{QWEN}"\n[memory]\nprofile = "{LLAMA}"\n')
     assert profile_of(capsys) == LLAMA
+    (folder / "packer.toml").write_text('set = ["max_model_len=4096"]\n[memory]\nmax-model-len = 8192\n')
+    assert "max_model_len 8192" in profile_of(capsys)
 
 
 def test_pyproject_table(folder: Path, capsys: Capture) -> None:

@@ -46,6 +46,8 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
         assert run(["solve", str(fleet), "--from", str(path), *words_, "-o", str(tmp_path / "x")]) == 2
         assert f"{words_[0]} has no effect with --from" in capsys.readouterr().err
     assert run(["solve", str(fleet), "--max-num-seqs", "1000000"]) == 2
+    assert run(["solve", str(fleet), "--available", "1", "--available", "2"]) == 2
+    assert "expected each profile once" in capsys.readouterr().err
 
 
 @pytest.fixture
