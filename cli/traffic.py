@@ -92,8 +92,9 @@ class PlanLogOptions:
 class LogOptions(PlanLogOptions):
     """How a log of requests is read.
 
-    assign: Whose the requests are: strip-prefix (what stands before adapters' names), or another fleet than the log's:
-        adapters (so many), exponent (of the power law of their shares, 1.2). --adapters 200 is the same; repeatable.
+    assign: Whose the requests are: strip-prefix (what stands before adapters' names), or another fleet than the log's,
+        by default of ranks 8, 16 and 32: adapters (so many, 200), exponent (of the power law of their shares, 1.2).
+        --adapters 200 is the same; repeatable.
     """
 
     assign: dict[str, Any] = pairs("--assign", names={**ASSIGN, **PREFIX})
