@@ -51,6 +51,7 @@ class Server:
     expert_share: float = 0.0
     whole_sequence: bool = False
     skipped_first: bool = False
+    skipped_reversed: bool = False
 
 
 class Named:
@@ -304,7 +305,7 @@ class NaiveTwin:
                 self.batch.setdefault(lora, Named(lora, self.server.hashes[lora]))
             scheduled[request] = new
             budget -= new
-        self.waiting.extendleft(reversed(skipped))
+        self.waiting.extendleft(skipped if self.server.skipped_reversed else reversed(skipped))
         self.passed += len(skipped) if self.server.skipped_first else 0
         return load_ms
 

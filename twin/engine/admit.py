@@ -142,7 +142,7 @@ def admit(state: ServerState, loading: FloatArray, pool: Pool | None, ahead: boo
                 end_key = NO_LIMIT
                 break
             r = adapters[a].head - 1
-            end_key = state.requests[r].key
+            end_key = adapters[a].first_key
             cached, take = room_for(state, pool, r, budget)
             if cached < 0:  # `allocate_slots` returned None: the walk ends
                 break

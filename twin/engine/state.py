@@ -168,11 +168,11 @@ REQUEST = record(  # 96 bytes: a run keeps millions
     ("prompt", "i4"),  # prompt tokens
     ("output", "i4"),  # output tokens
     ("generated", "i4"),  # tokens that came out before its last preemption
-    ("start", "i4"),  # step in which its last prefill ended; waiting by priority: see `by_priority.meld`
+    ("start", "i4"),  # step in which its last prefill ended; waiting: see `by_priority.meld`, `engine.reversal`
     ("context", "i4"),  # tokens of that prefill; with `by_priority`, its priority
     ("next", "i4"),  # next request of the list that it is in
     ("status", "i1"),  # ACCEPTED, FINISHED, GIVEN_UP or 0
-    ("key", "i8"),  # place in the order of waiting requests
+    ("key", "i8"),  # place in the order of waiting requests; with `skipped_reversed`, see `engine.reversal`
     ("sent_s", "f8"),
     ("reached_s", "f8"),  # when the engine receives it
     ("first_s", "f8"),  # first token, NaN before
@@ -205,7 +205,7 @@ ADAPTER = record(  # 128 bytes: two cache lines
     ("place", "i8"),  # its place in its heap
     ("first_key", "i8"),  # key of its first waiting request
     ("head", "i4"),  # its first waiting request
-    ("tail", "i4"),  # its last waiting request
+    ("tail", "i4"),  # its last waiting request; with `skipped_reversed`, the root of their tree
     # Seldom used.
     ("host", LINK),  # ring, by last use, of adapters in host memory but in no slot
     ("named", LINK),  # with `series_of_lists`: ring of adapters that the next series names

@@ -2,7 +2,8 @@
 
 vLLM keeps one deque (`Scheduler.waiting`) and passes over requests whose adapter finds no slot. The next request that
 it would admit is the first request of an adapter in the batch or, while a slot is free, of any other adapter. Two
-heaps, ordered by arrival, give this request without the walk.
+heaps, ordered by arrival, give this request without the walk. With `skipped_reversed`, the requests of an adapter are
+not a FIFO but a tree (`engine.reversal`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from numba import njit
 
 from packer.arrays import Record
 from packer.twin.engine.containers import sift
-from packer.twin.engine.state import IDLE, NO_LIMIT
+from packer.twin.engine.reversal import put_in, reverse_skipped, take_out
+from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
@@ -47,7 +49,10 @@ def put_last(server: Record, requests: Record, adapters: Record, heaps: Record, 
     """Put an arrived request behind all other waiting requests."""
     server.waiting += 1
     requests[r].next = 0
-    if adapters[a].head > 0:
+    if server.skipped_reversed == 1:
+        put_in(requests, adapters[a], r)
+        place(server, adapters, heaps, a)
+    elif adapters[a].head > 0:
         requests[adapters[a].tail - 1].next = r + 1
         adapters[a].tail = r + 1
     else:
@@ -64,6 +69,9 @@ def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int
     server.waiting_prompt += requests[r].prompt
     server.front -= 1
     requests[r].key = server.front
+    if server.skipped_reversed == 1:
+        put_in(requests, adapters[a], r)
+        return
     requests[r].next = adapters[a].head
     if adapters[a].head == 0:
         adapters[a].tail = r + 1
@@ -76,6 +84,9 @@ def take_first(server: Record, requests: Record, adapters: Record, r: int, a: in
     """Remove the first waiting request of an adapter, which is admitted; the caller calls `place`."""
     server.waiting -= 1
     server.waiting_prompt -= requests[r].prompt
+    if server.skipped_reversed == 1:
+        take_out(requests, adapters[a])
+        return
     adapters[a].head = requests[r].next
     if requests[r].next > 0:
         adapters[a].first_key = requests[requests[r].next - 1].key
@@ -106,46 +117,6 @@ def put_behind_skipped(server: Record, requests: Record, adapters: Record, heaps
         adapters[a].head, adapters[a].first_key = r + 1, key - 1
     else:
         requests[before - 1].next = r + 1
-
-
-@njit(**CALLED)
-def reverse_skipped(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
-    """Put the requests with keys below `end_key` that found no slot before all others, in reverse order.
-
-    They are first requests of adapters outside the batch (`FCFSRequestQueue.prepend_requests` of vLLM 0.10 to 0.13).
-    """
-    # With a free slot at its end, the walk has passed over no request.
-    if server.active < server.slots or server.heap_sizes[IDLE] == 0:
-        return
-    idle, size = heaps[0], server.heap_sizes[IDLE]
-    low = idle[0].key
-    if low >= end_key:
-        return
-    high = low  # no other waiting request has a key between these two: it would have been admitted
-    for i in range(size):
-        number = adapters[idle[i].row].head
-        while number > 0 and requests[number - 1].key < end_key:
-            high = max(high, requests[number - 1].key)
-            number = requests[number - 1].next
-    for i in range(size):
-        a = idle[i].row
-        if adapters[a].first_key >= end_key:
-            continue
-        first = last = adapters[a].head  # `last` becomes the last of the reversed requests
-        before, number = 0, first
-        while number > 0 and requests[number - 1].key < end_key:
-            r = number - 1
-            # Reflecting the keys in their own range reverses the order and keeps them distinct.
-            requests[r].key = low + high - requests[r].key
-            number, requests[r].next, before = requests[r].next, before, number
-        requests[last - 1].next = number
-        if number == 0:
-            adapters[a].tail = last
-        adapters[a].head = before
-        adapters[a].first_key = requests[before - 1].key
-    for i in range(size):  # all keys changed: build the heap again, one adapter after the other
-        adapters[idle[i].row].place = i
-        sift(idle, i + 1, adapters, i)
 
 
 @njit(**INLINED)
