@@ -7,7 +7,7 @@ built on any machine, in any order, repeatedly.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from packer import checks
 from packer.adapter import Adapter
 from packer.arrays import FloatArray
 from packer.bin import Bin
+from packer.errors import IncompatibleError
 from packer.lengths import Lengths
 from packer.predictors.bin_table import BinTable
 from packer.predictors.features import COLUMN, FeatureExtractor
@@ -34,6 +35,7 @@ MOST_OVERLOADED = 20.0
 SHARES = {"grid": 4 / 11, "mixed": 2.5 / 11, "edge": 3.5 / 11, "large": 1 / 11}  # Shares of the families in a dataset.
 LARGE = (512.0, 4096.0)  # Least and most adapters of the family `large`; other mixtures have at most the least.
 FEWEST_SLOTS = 4  # Minimum slots of the family `large`, if this number fits into memory.
+LEAST_RATE = 1e-7  # Smallest rate of an adapter outside the grid, req/s.
 _TRIES = 200
 _DIMENSIONS = 14
 
@@ -60,7 +62,8 @@ class MeasuredScenario:
 
 
 def scenario(index: int, profile: Profile, seed: int) -> MeasuredScenario:
-    """The scenario of this index, of a family drawn by `SHARES`: grid, mixed, near starvation, many adapters."""
+    """The scenario of this index, of a family drawn by `SHARES`: grid, mixed, near starvation, many adapters. Raises
+    `IncompatibleError`: not even a small server starts."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, index, 0x5CE7A]))
     limits = np.cumsum([*SHARES.values()][:-1])
     family = list(SHARES)[int(np.searchsorted(limits, rng.random(), side="right"))]
@@ -69,14 +72,16 @@ def scenario(index: int, profile: Profile, seed: int) -> MeasuredScenario:
             found = _from_grid(index, rng, profile)
         else:
             found = _mixed(index, family, rng, profile, _space_filling(index, seed, rng))
-        if memory_error(profile, found.settings) is not None:
-            continue
-        if found.features(profile)[COLUMN["load_factor"]] <= MOST_OVERLOADED:
+        if found is not None and found.features(profile)[COLUMN["load_factor"]] <= MOST_OVERLOADED:
             return found
-    return _mixed(index, family, rng, profile, np.full(_DIMENSIONS, 0.1))  # a small server: starts on any GPU
+    small = _mixed(index, family, rng, profile, np.full(_DIMENSIONS, 0.1))
+    if small is None:
+        raise IncompatibleError(f"No server of {profile.name} starts, not even one with a few adapters.")
+    return small
 
 
-def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> MeasuredScenario:
+def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> MeasuredScenario | None:
+    """Return a server of the grid; None if it does not start."""
     sizes = sorted(rng.choice(SIZES, 3).tolist())
     rates = sorted(rng.choice(len(RATES), 3).tolist())
     n, slots = (int(x) for x in rng.choice(COUNTS, 2))
@@ -86,13 +91,15 @@ def _from_grid(index: int, rng: np.random.Generator, profile: Profile) -> Measur
     each = np.resize([RATES[k] for k in rates], n)
     rng.shuffle(each)
     jitter = np.exp(rng.normal(0.0, 0.03, 2))
+    settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
+    if memory_error(profile, settings) is not None:
+        return None
     rows = enumerate(zip(ranks.tolist(), each.tolist(), strict=True))
     inputs = SHAREGPT_INPUT.scaled(SHAREGPT_INPUT.mean * jitter[0])
     outputs = SHAREGPT_OUTPUT.scaled(SHAREGPT_OUTPUT.mean * jitter[1])
     adapters = [Adapter(f"a{i}", rank, rate) for i, (rank, rate) in rows]
     workload = Workload(adapters, inputs, outputs, SHAREGPT_CORRELATION)
     group = "grid " + " ".join(map(str, rates)) + " / " + " ".join(map(str, sizes))
-    settings = profile.settings(slots, checks.slot_rank_for(int(ranks.max())))
     return MeasuredScenario(index, "grid", group, workload, settings)
 
 
@@ -117,8 +124,11 @@ def _lengths(u: float, spread: float, kind: float, longest: float = 2048.0) -> L
     return Lengths.gamma(mean, max(cv, 0.2)) if kind < 0.6 else Lengths.lognormal(mean, cv, high=16384)
 
 
-def _mixed(index: int, family: str, rng: np.random.Generator, profile: Profile, u: FloatArray) -> MeasuredScenario:
-    """Return a random mixture of rates, ranks and lengths, with a total rate relative to the estimated capacity."""
+def _mixed(
+    index: int, family: str, rng: np.random.Generator, profile: Profile, u: FloatArray
+) -> MeasuredScenario | None:
+    """Return a random mixture of rates, ranks and lengths, with a total rate relative to the estimated capacity; None
+    if the server does not start."""
     large = family == "large"
     n = round(_log_between(u[0], *(LARGE if large else (1.0, LARGE[0]))))
     weights = _weights(n, u[2], u[3], rng)
@@ -143,15 +153,18 @@ def _mixed(index: int, family: str, rng: np.random.Generator, profile: Profile, 
             others.append((prompts, _lengths(rng.random(), rng.random(), 0.5, 1024.0)))
         own = [others[k] for k in rng.integers(0, 3, n)]
 
-    def build(rate: float) -> MeasuredScenario:
-        adapters = [Adapter(f"a{i}", int(ranks[i]), max(float(rate * weights[i]), 1e-7), *own[i]) for i in range(n)]
-        workload = Workload(adapters, *lengths, correlation)
-        settings = profile.settings(slots, slot_rank)
-        return MeasuredScenario(index, family, f"{family} {index}", workload, settings)
+    settings = profile.settings(slots, slot_rank)
+    if memory_error(profile, settings) is not None:
+        return None
+    named = zip(ranks.tolist(), weights.tolist(), own, strict=True)
+    adapters = [Adapter(f"a{i}", rank, max(w, LEAST_RATE), *each) for i, (rank, w, each) in enumerate(named)]
+    workload = Workload(adapters, *lengths, correlation)
+    one = MeasuredScenario(index, family, f"{family} {index}", workload, settings)
 
-    one = build(1.0)
-    if memory_error(profile, one.settings) is not None:
-        return one
+    def build(rate: float) -> MeasuredScenario:
+        scaled = (a.at_rate(max(rate * w, LEAST_RATE)) for a, w in zip(adapters, weights.tolist(), strict=True))
+        return replace(one, workload=replace(workload, adapters=tuple(scaled)))
+
     table, extractor = BinTable.of([one.bin(profile)]), FeatureExtractor(one.workload, profile)
 
     def feature(factor: float, name: str) -> float:

@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
+from packer.adapter import Adapter
 from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
 from packer.io.files import claimed
 from packer.predictors import build as module
+from packer.predictors import scenarios
 from packer.predictors.build import PART_ROWS, build_dataset
 from packer.predictors.dataset import FORMAT, Dataset, Spec, read_dataset
 from packer.predictors.features import COLUMN
@@ -50,6 +53,21 @@ def test_scenarios_are_repeatable_and_varied(small: Profile) -> None:
     prompts = [case.workload.input_tokens.mean for case in first]
     assert min(prompts) < 40
     assert max(prompts) > 1000
+
+
+def test_adapters_are_made_once_and_for_servers_that_start(small: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not start costs no adapters, and another rate no new ones; a GPU without any is named."""
+    made: list[str] = []
+
+    def counted(name: str, *rest: Any) -> Adapter:
+        made.append(name)
+        return Adapter(name, *rest)
+
+    monkeypatch.setattr(scenarios, "Adapter", counted)
+    assert sum(len(scenario(i, small, 1).workload) for i in range(60)) > 0.9 * len(made)
+    monkeypatch.setattr(scenarios, "memory_error", lambda *_: "too large")
+    with pytest.raises(IncompatibleError, match=r"No server of .* starts"):
+        scenario(0, small, 1)
 
 
 def test_grid_scenarios_are_the_papers(small: Profile) -> None:
