@@ -318,8 +318,8 @@ class Keeper:
                 self.starting[s] = now_s + 3.0 * self.startup_s + self.period_s
                 self._asked_s.pop(s, None)
                 self._caps[s] = usual / self.level
-            self.missing -= len(starts)
-            why = f"{total:,.0f} tok/s are expected, the servers{self._less} hold {max(0.0, at_hand - largest):,.0f}"
+            self.missing, at_hand = self.missing - len(starts), max(0.0, at_hand - largest)
+            why = f"{total:,.0f} tok/s are expected, {at_hand:,.0f} is what the servers{self._less} hold"
             if by_room > by_load:
                 unplaced = counted(len(self.left.others), "adapter") if self.left.others else "all adapters"
                 why = f"the servers{self._less} have no room for {unplaced}"

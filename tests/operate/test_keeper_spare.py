@@ -35,7 +35,7 @@ def test_a_used_up_spare_server_is_replaced() -> None:
     assert control.decide(0.0, seen(990.0, [True, True, False])) == []
     *_, start = control.decide(60.0, seen(990.0, [True, False, False]))
     assert (len(start.change.start), control.missing) == (1, 0)
-    assert start.why == "990 tok/s are expected, the servers, one of them lost, hold 0"
+    assert start.why == "990 tok/s are expected, 0 is what the servers, one of them lost, hold"
     control = keeper(2, 2, spare=1, may_start=False)
     control.decide(0.0, seen(1010.0, [True, True]))
     assert control.missing == 1
