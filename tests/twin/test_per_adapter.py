@@ -218,7 +218,7 @@ def test_few_requests_may_not_reach_twice_the_limit(make_profile: MakeProfile) -
 @pytest.mark.parametrize("key", [key for key in OF_MANY if level(key) == "adapter"])
 def test_limits_of_any_statistic_are_judged_by_the_definition(key: str, make_profile: MakeProfile) -> None:
     """The share of a limit that adapters with enough requests use, from the table of requests one by one."""
-    fleet = Workload([Adapter("often", 8, 3.0), Adapter("seldom", 8, 0.2), Adapter("never", 8, 1e-9)])
+    fleet = Workload([Adapter("often", 8, 3.0), Adapter("seldom", 8, 0.2), Adapter("never", 8, 1e-8)])
     limit_ms = 250.0
     goal = Goal.only({key: limit_ms})
     sim = simulate(replace(fleet, slo=goal), make_profile(), max_loras=3, duration_s=200.0)
