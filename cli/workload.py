@@ -50,7 +50,7 @@ def _lines(fleet: packer.Workload, found: dict[str, Any]) -> list[Table | str]:
         f"(cv {outputs['cv']:.2f}), correlation {found['length_correlation']:+.2f}.",
         *(_prefixes(fleet, found)),
         *([f"Lengths {assumed_lengths(fleet)}."] if fleet.assumed_lengths else []),
-        f"Arrivals: {found['arrivals_description']}{cycle * (fleet.arrivals.kind == 'piecewise')}.",
+        f"Arrivals: {found['arrivals_description']}{cycle * (fleet.arrivals.cycle_s > 0.0)}.",
     ]
 
 

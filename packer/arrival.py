@@ -211,8 +211,8 @@ class Arrivals:
     clipped to [1/`span`, `span`] times the mean; the paper's unpredictable scenario); "piecewise" (all rates
     times `factors[k]` in the k-th period, repeating); "bursty" (Poisson streams whose rates are multiplied by
     the factor `common`, the same for all adapters, and by a factor `own`, independent for each adapter;
-    rates are the means over the run, or over a cycle of `factors` if there are any); "trace" (recorded requests
-    are replayed).
+    rates are the means over the run; `factors` multiply them as those of piecewise arrivals); "trace" (recorded
+    requests are replayed).
     """
 
     kind: Kind = "poisson"

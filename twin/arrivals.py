@@ -90,10 +90,10 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
     if trace is not None:
         n = int(np.searchsorted(trace.time_s, duration_s, side="left"))
         return trace.time_s[:n], trace.adapter[:n]
-    expected = workload.rate * duration_s
-    if expected > MAX_REQUESTS:
+    rate = workload.arrivals.mean_factor * workload.rate
+    if rate * duration_s > MAX_REQUESTS:
         rule = f"Expected at most {MAX_REQUESTS:,} requests (rate × duration),"
-        raise ValidationError(f"{rule} got {workload.rate:,.6g} req/s × {duration_s:,.6g} s: simulate a shorter time.")
+        raise ValidationError(f"{rule} got {rate:,.6g} req/s × {duration_s:,.6g} s: simulate a shorter time.")
     arrivals = workload.arrivals
     alone = arrivals.own is not None or arrivals.kind in ("lognormal", "unpredictable")
     kept = kept_for(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)

@@ -357,3 +357,10 @@ def test_requests_of_a_replayed_trace_keep_sessions_and_priorities() -> None:
     assert found.sessions is not None
     assert found.priority is not None
     assert (found.sessions.tolist(), found.priority.tolist()) == ([0, 0, 1], [3, 1, 2])
+
+
+def test_requests_beyond_memory_are_counted_with_their_factors() -> None:
+    """Rates times a large factor are refused as rates that are as high are, before the requests are drawn."""
+    arrivals = Arrivals("piecewise", factors=(1000.0,))
+    with pytest.raises(ValidationError, match=r"at most 100,000,000 requests .* got 100,000 req/s"):
+        draw_requests(Workload([Adapter("a", 8, 100.0)], arrivals=arrivals), 3600.0, 0)
