@@ -62,14 +62,17 @@ def _kind(config: dict[str, Any], path: str | os.PathLike[str]) -> str:
 
 
 def _longest(config: dict[str, Any], kind: str) -> int:
-    """Return the longest context, tokens. Source: vllm/config/model.py, `_get_and_verify_max_len`: only these kinds of
-    scaling leave `max_position_embeddings` as it was before, except in Gemma 3."""
+    """Return the longest context, tokens. Source: vllm/config/model.py, `_get_and_verify_max_len`: linear and dynamic
+    scaling multiply `max_position_embeddings`, yarn the length that it gives; that of Gemma 3 is multiplied already."""
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     said = rope if isinstance(rope, dict) and kind != "gemma3_text" else {}
-    factor = said.get("factor") if said.get("rope_type", said.get("type")) in ("linear", "dynamic") else None
+    how, longest = said.get("rope_type", said.get("type")), _size(config, "max_position_embeddings")
+    if how == "yarn":
+        longest = _size(said, "original_max_position_embeddings", default=longest)
+    factor = said.get("factor") if how in ("linear", "dynamic", "yarn") else None
     with located():
         factor = 1.0 if factor is None else checks.real("factor", factor, low=1.0, high=1000.0)
-    return int(factor * _size(config, "max_position_embeddings"))
+    return int(factor * longest)
 
 
 def _mlp(config: dict[str, Any], kind: str, layers: int) -> dict[str, Any]:

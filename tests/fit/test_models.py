@@ -153,6 +153,8 @@ def test_models_of_hugging_faces_cache(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("llama", {"type": "linear", "factor": 4.0}, 65_536),
         ("llama", {"rope_type": "dynamic", "factor": 2}, 32_768),
+        ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16_384}, 65_536),
+        ("llama", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4_096}, 16_384),
         ("llama", {"rope_type": "llama3", "factor": 8.0}, 16_384),
         ("llama", None, 16_384),
         ("gemma3_text", {"rope_type": "linear", "factor": 8.0}, 16_384),
