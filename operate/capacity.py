@@ -116,11 +116,6 @@ class Capacity:
     def _holds(self, kind: ServerKind, load: Mapping[int, float], k: int) -> bool:
         return self.run(kind, load, STEP**k / sum(load.values())).slo_used <= 1.0
 
-    def in_slots(self, server: int, load: Mapping[int, float]) -> float:
-        """Capacity of a server, tok/s, with as many of these adapters as it has slots, the hottest."""
-        hottest = sorted(load, key=lambda a: (-load[a], a))[: self.kinds[server].max_loras]
-        return self.of(server, {a: load[a] for a in hottest})
-
     def more(self, new: int, there: Sequence[int], load: FloatArray, tok_s: float, low: int, high: int) -> int:
         """The fewest servers like `new`, from `low`, that hold `tok_s` with those `there`; else `high`. Each has its
         part of all adapters, and no more of them than slots if there are enough slots: after a loss, servers with

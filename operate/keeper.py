@@ -251,10 +251,7 @@ class Keeper:
         if first <= max(FULL, 1.05 * used.sum() / self.caps(serving).sum()):
             self._over_since_s = math.inf
             return []
-        crowds = near.crowds([kind.max_loras for kind in self.kinds])
-        judged = {s for s, n in crowds.items() if n > 0 or not load_of(self.held[s], load)}
-        for s in judged:
-            self._caps[s] = self.capacity.in_slots(s, load_of(self.held[s], load) or dict(enumerate(load.tolist())))
+        crowds, judged = near.crowds([kind.max_loras for kind in self.kinds]), set[int]()
         for _ in range(ROUNDS):
             near, mean = self._near(load), float(used.sum() / self.caps(serving).sum())
             near.even(self._caps * self.level, max(FULL - LOWER, 1.02 * mean), max(0, left), crowds)
