@@ -62,11 +62,9 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)
-    if found.breaks_without:
-        which = (
-            f"{'server' if len(found.breaks_without) == 1 else 'any of servers'} {listed(found.breaks_without, SHOWN)}"
-        )
-        said = f"The plan breaks when {which} is lost. packer solve --from makes the next one."
+    if lost := found.breaks_without:
+        which = "server" if len(lost) == 1 else "any of servers"
+        said = f"The plan breaks when {which} {listed(lost, SHOWN)} is lost. packer solve --from makes the next one."
     elif found.holds and plan.spare and not plan.statistics["lost"]:
         said = "The plan holds, also when any one server is lost."
     elif not found.holds and not found.broken and not plan.unplaced:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from packer.adapter import changed
 from packer.arrays import FloatArray, IntArray, in_parts
-from packer.arrival import Arrivals, Kind, RequestTrace
+from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
@@ -111,8 +111,7 @@ def _draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[Float
         edges, reached = _cycles(arrivals, duration_s)
         if not reached[-1]:
             return np.zeros(0), np.zeros(0, dtype=np.int64)
-        kind: Kind = "bursty" if arrivals.kind == "bursty" else "poisson"
-        steady = workload.with_arrivals(replace(arrivals, kind=kind, factors=()))
+        steady = workload.with_arrivals(arrivals.following(()))
         time_s, adapter = _draw_times(steady, float(reached[-1]), seed)
         return in_bursts((edges, reached), time_s, duration_s), adapter
     if arrivals.own is not None:

@@ -104,8 +104,8 @@ def export_plan(
     Raises `UnknownNameError`: no format has that name, or the plan lacks the GPU that a node label is for;
     `IncompatibleError`: the plan is infeasible, the format does not fit the stack's version, starts another engine than
     the plan's, can't read the source of an adapter, or its pods lack a volume, a token or an image for their GPUs;
-    `ValidationError`: an adapter has no source although a table was given, a server has no valid
-    port or address, or the folder of adapters can't be mounted.
+    `ValidationError`: an adapter has no source although a table was given, a server has no valid port or address, or
+    the folder of adapters can't be mounted.
     """
     from packer.export.kubernetes import check_pods
     from packer.export.makers import check_image
