@@ -69,7 +69,7 @@ class Following:
         self._stuck = set[tuple[int, str]]()  # tried to unload
         self._going_on: list[str] = []  # why servers were not stopped
         self._said, self._said_before = set[str](), set[str]()  # since the last look, and in the one before
-        self._changed_by_others = False  # since the routes were written
+        self._unrouted = False  # adapters came or left, or a server was lost, since the routes were written
         self._refused: dict[tuple[int, str], float] = {}  # loads that failed, and when
         self._bases: list[tuple[str, ...]] = []  # of each server, at the last look
         self._here: dict[int, dict[str, float]] = {}
@@ -137,7 +137,7 @@ class Following:
         self._said_before, self._said = self._said, set()
         silent += [f"{name} still answers after its stop and serves again" for name in late]
         self._say_new((*silent, *others, *faults))
-        self._changed_by_others |= bool(others or wrong)
+        self._unrouted |= bool(others or wrong or (served & ~self.ready).any())
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
         number = {name: a for a, name in enumerate(self.fleet.names)}
         # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
@@ -262,7 +262,7 @@ class Following:
             self.changes, self.loads = self.changes + 1, self.loads + each.loads
             self.log = [*self.log, entry][-MOST_LOG:]
             self._resting = (self._resting | set(change.stop)) - set(change.start)
-        if self._changed_by_others and not self.dry_run:
+        if self._unrouted and not self.dry_run:
             self._write_routes()
         self._stuck = {each for decision in left for each in decision.change.unload if not self.dry_run}
         return made
@@ -288,12 +288,12 @@ class Following:
             self._said.add(each)
 
     def _write_routes(self) -> None:
-        """Write routes that the file lacks, as of adapters that came, and end those to servers that fit no longer."""
+        """Write routes that the file lacks, as of adapters that came, and end those to servers that no longer serve."""
         placed = [self.acting.state.servers.get(each.name, {}) for each in self.acting.servers]
         try:
             if self.acting.unwritten(placed):
                 self.acting.adopt(placed, self.acting.state.plan)
-            self._changed_by_others = False
+            self._unrouted = False
         except PackerError as error:
             self.last_error = "; ".join(filter(None, [self.last_error, str(error)]))[:400]
 

@@ -93,20 +93,22 @@ def test_an_adapter_that_replaces_another_on_full_servers_comes_at_once(
     assert routes(tmp_path)["new"] == ["gpu-0"]
 
 
+@pytest.mark.parametrize("room", [2, 3])
 def test_a_server_that_comes_back_is_routed_again(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
     plan: Plan,  # noqa: F811
     tmp_path: Path,
+    room: int,
 ) -> None:
     """Adapters for which no other server had room lose their routes with their server, and get them back with it."""
     loop = following()
-    loop.keeper.rooms = [3, 3]
+    loop.keeper.rooms = [room, room]
     loop.step(0.0)
     port, held = servers[1].http.server_port, servers[1].adapters
     servers[1].close()
     loop.step(60.0)
-    assert len(routes(tmp_path)) == 3
+    assert len(routes(tmp_path)) == room
     servers[1] = StandIn(held, plan.bins[0].profile.model.name, port)
     loop.step(120.0)
     assert set(routes(tmp_path)) == set(plan.workload.names)
