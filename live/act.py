@@ -58,7 +58,7 @@ class Acting:
             try:
                 stack.enter_context(claimed(Path(f"{self.fleet.state}.lock")))
             except OutputError as error:
-                raise OutputError(f"The servers can't be locked against other processes: {error}") from None
+                raise OutputError(f"The servers can't be locked beside their file `state`: {error}") from None
             self.state = LiveState.read(self.fleet.state)
             yield
 

@@ -151,7 +151,10 @@ def read_live_fleet(path: str | os.PathLike[str]) -> LiveFleet:
     router = found.router
     if router is not None:
         router = replace(router, file=str(base.parent / router.file))
-    return replace(found, router=router, state=str(base.parent / (found.state or f"{base.stem}.state.json")))
+    state = base.parent / (found.state or f"{base.stem}.state.json")
+    if state.is_dir():
+        raise FileFormatError(f"expected a file, got a folder: {shown(str(state))}.", key="state")
+    return replace(found, router=router, state=str(state))
 
 
 def _place(url: str) -> str:

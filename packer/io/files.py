@@ -153,9 +153,9 @@ def claimed(folder: Path) -> Iterator[Path]:
     """Lock a folder, made if needed, against other processes in the block; raises `OutputError`."""
     import fcntl
 
+    make_folder(folder)
     with ExitStack() as held:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
             held.callback(os.close, lock)  # the lock ends with its descriptor, or with the process
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -326,8 +326,9 @@ def test_two_at_once_are_refused(fleet: LiveFleet, plan_of: Callable[..., Plan])
     with acting.held(), pytest.raises(OutputError, match="another process writes"):
         run(plan_of(GOAL), fleet)
     Path(f"{fleet.state}2.lock").touch()
-    with pytest.raises(OutputError, match=r"^The servers can't be locked .* can't be written: .*File exists"):
-        run(plan_of(GOAL), replace(fleet, state=f"{fleet.state}2"))
+    for state, why in ((f"{fleet.state}2", "File exists"), ("/proc/none/state", "No such file or directory")):
+        with pytest.raises(OutputError, match=rf"locked beside their file `state`: .* can't be made: .*{why}"):
+            run(plan_of(GOAL), replace(fleet, state=state))
 
 
 def test_servers_of_another_model_are_refused(

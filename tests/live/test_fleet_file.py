@@ -33,6 +33,7 @@ def test_a_file_of_servers_says_where_it_is_wrong(tmp_path: Path) -> None:
         ('schema = 1\nadapters = "/{name.__class__}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
         ('schema = 1\nadapters = "{name:>999999999}"\n[[servers]]\nurl = "http://a"', "only {name}, {url}"),
         ('schema = 1\n[[servers]]\nurl = "http://a"\n[router]\nformat = "k8s"\nfile = "x"', "a format among"),
+        ('schema = 1\nstate = "."\n[[servers]]\nurl = "http://a"', "key 'state': expected a file, got a folder"),
     ):
         path.write_text(text)
         with pytest.raises(FileFormatError, match=message):
