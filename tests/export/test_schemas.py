@@ -7,6 +7,7 @@ project, version, commit and files.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -344,6 +345,10 @@ def test_formats_say_which_versions_they_fit(root: Path) -> None:
     for name in ("vllm", "sglang", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo", "grafana"):
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert f" {FORMATS[name].fits} |" in row
+    for row in (root / "docs" / "comparison.md").read_text("utf-8").splitlines():
+        said, formats = re.match(r"\| [A-Za-z -]+([0-9. to]+) \|", row), re.findall(r"`([\w-]+)`(?:,| \|$)", row)
+        if said and formats and (fits := FORMATS[formats[0]].fits):
+            assert said[1].strip().endswith(str(fits.last)), "the versions of the comparison are those of the exports"
 
 
 @pytest.mark.parametrize(
