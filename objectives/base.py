@@ -65,7 +65,7 @@ class Objective:
         required if no limit needs simulated requests: limits on adapters are then checked against the figures of the
         whole server, and the twin confirms them for each adapter."""
         names = {*self.figures, *self.limits}
-        if self.goal is not None and not needs_requests(self.goal):
+        if self.goal is not None and not _needs_requests(self.goal):
             names -= {"slo_used"}
         return names
 
@@ -204,3 +204,6 @@ def needs_requests(goal: Goal) -> bool:
     keys = [key.removeprefix("server.") for key in (*goal.keys("adapter"), *goal.keys("server"))]
     by_class = bool(goal.classes and goal.keys("adapter"))
     return by_class or bool(goal.keys("request")) or any(key not in FIGURES for key in keys)
+
+
+_needs_requests = Memo(needs_requests)

@@ -167,7 +167,7 @@ class Workload:
     @cached_property
     def mean_input_tokens(self) -> npt.NDArray[np.float64]:
         """Mean prompt length of each adapter over the requests of all turns, float64 (n,), tokens."""
-        first = expected_of([a.input_tokens or self.input_tokens for a in self.adapters])
+        first = self._expected[0].copy()
         if self.has_sessions:
             for k, own in enumerate(self.sessions_by_adapter):
                 if own is not None:
@@ -178,7 +178,13 @@ class Workload:
     @cached_property
     def mean_output_tokens(self) -> npt.NDArray[np.float64]:
         """Mean output length of each adapter, float64 (n,), tokens."""
-        return _frozen(expected_of([a.output_tokens or self.output_tokens for a in self.adapters]))
+        return _frozen(self._expected[1])
+
+    @cached_property
+    def _expected(self) -> npt.NDArray[np.float64]:
+        """Mean lengths of prompts without the tokens of earlier turns, and of outputs, float64 (2, n), tokens."""
+        first = [a.input_tokens or self.input_tokens for a in self.adapters]
+        return expected_of(first + [a.output_tokens or self.output_tokens for a in self.adapters]).reshape(2, -1)
 
     @cached_property
     def mean_tokens(self) -> npt.NDArray[np.float64]:

@@ -31,6 +31,7 @@ from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest
 from packer.solvers.base import Clock, limit_of
+from packer.twin.engine.compile import is_compiled
 from packer.twin.engine_rules import caches_prefixes
 from packer.twin.hours import Hours
 from packer.words import counted
@@ -98,7 +99,8 @@ class Frontier(Clock, Conditions):
         self.apart: tuple[Apart, ...] = Apart(self), LimitsApart(self)
         _ = self.workload.offered_tok_s_by_adapter  # tables of the lengths of all adapters at once
         self._beside.submit(self.predictor.begin_compiling, self.workload)
-        self._plan(self.parts, "gpus")
+        if is_compiled():  # else trees are interpreted, which slows the compiler down
+            self._plan(self.parts, "gpus")
         self._split()
 
     def _split(self) -> None:

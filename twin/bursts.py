@@ -33,7 +33,7 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
         shocks[1:] *= np.sqrt(1.0 - keep * keep)
         _relax(shocks, keep)
         score += np.sqrt(weight) * shocks
-    factor = np.interp(score, _SCORES, _factors(bursts.cv))
+    factor = _interpolated(score, *_factors(bursts.cv))
     # The floor keeps the integral increasing where the factor is 0 for a while.
     factor = np.maximum(factor, 1e-9)
     mean_one: FloatArray = factor / factor.mean()
@@ -41,10 +41,21 @@ def factor_path(rng: np.random.Generator, bursts: Bursts, step_s: float, cells: 
 
 
 @lru_cache(maxsize=64)
-def _factors(cv: float) -> FloatArray:
-    """Return the quantiles of a gamma distribution with mean 1 at `_SCORES`."""
+def _factors(cv: float) -> tuple[FloatArray, FloatArray]:
+    """Return the quantiles of a gamma distribution with mean 1 at `_SCORES`, and the slopes between these."""
     factors: FloatArray = unit_gamma(np.array([cv**-2.0]), _SCORES)[0]
-    return factors
+    return factors, np.append(np.diff(factors) / np.diff(_SCORES), 0.0)
+
+
+def _interpolated(score: FloatArray, factors: FloatArray, slopes: FloatArray) -> FloatArray:
+    """Return `np.interp(score, _SCORES, factors)`, to the last bit, in a tenth of the time: the grid is uniform."""
+    at = np.clip(score, _SCORES[0], _SCORES[-1])
+    left = ((at - _SCORES[0]) * ((_SCORES.size - 1) / (_SCORES[-1] - _SCORES[0]))).astype(np.int64)
+    left -= at < _SCORES[left]  # rounding may lead to the next cell
+    left += at >= _SCORES[np.minimum(left + 1, _SCORES.size - 1)]
+    left = np.minimum(left, _SCORES.size - 1)
+    between: FloatArray = slopes[left] * (at - _SCORES[left]) + factors[left]
+    return between
 
 
 @njit(**ENGINE_FLAGS)

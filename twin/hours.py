@@ -29,9 +29,7 @@ from packer.twin.watch import BrokenError, Watch
 from packer.workload import Workload
 
 MOST_REQUESTS = 20_000_000  # Stored hours keep the TTFT of so many requests (4 bytes each); beyond, the oldest drop it.
-FIRST, TOGETHER = 2, 4
-"""Number of servers whose rooms are searched at once, at first and later; a search begins at the room of the last
-server."""
+TOGETHER = 4  # Number of servers whose rooms are searched at once; a search begins at the last room found before.
 MOST_AHEAD = 32  # Most hours that are begun, or kept, before they are asked for.
 FRESH_HOURS = 3  # Further hours in which servers that may break their limits by chance are simulated.
 MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
@@ -192,10 +190,11 @@ class Hours:
         # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
         usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
-        found = list(in_threads(partial(Growth.room, like=usual), grown[:FIRST], FIRST))
-        for k in range(FIRST, len(items), TOGETHER):  # neighbouring servers are often alike
-            found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
-        return tuple(found)
+        found, chance = [usual], self.by_chance(items, fleet)
+        for k in range(0, len(items), TOGETHER):  # neighbouring servers are often alike
+            search = partial(Growth.searched, like=found[-1], chance=chance)
+            found += in_threads(search, grown[k : k + TOGETHER], TOGETHER)
+        return tuple(found[1:])
 
     def checked(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """Return the rooms, checked in further hours if limits may break by chance."""
@@ -255,6 +254,7 @@ class Growth:
     workers: Workers
     _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
+    _checked: dict[Room, Room] = field(default_factory=dict)
 
     def holds(self, mark: int | None, level: int) -> bool:
         """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""
@@ -288,10 +288,23 @@ class Growth:
         starvation = self.reach(2, like.starvation or queue)
         return self._room(slo, queue, starvation)
 
+    def searched(self, like: Room, chance: bool) -> Room:
+        """Return `room`. `chance`: further hours will check it; they are simulated while rooms of others are found."""
+        room = self.room(like)
+        if chance:
+            self.checked(room)
+        return room
+
     def checked(self, room: Room) -> Room:
         """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
         if hours are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
         evaluated."""
+        if room not in self._checked:
+            self._checked[room] = self._kept(room)
+        return self._checked[room]
+
+    def _kept(self, room: Room) -> Room:
+        """See `checked`."""
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         # Each further hour begins at the level that the hours before it have kept.
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):

@@ -52,11 +52,11 @@ def p95_ttft_ms(sim: Run) -> FloatArray:
 
 def mean_itl_ms(sim: Run) -> FloatArray:
     """Mean gap between tokens of each adapter's completed requests, ms, float64 (m,); NaN without a gap."""
-    return ratio(*_spans_and_gaps(sim))
+    return ratio(*sim.spans_and_gaps)
 
 
-def _spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
-    """Time from first to last token of completed requests, ms, and gaps between tokens, by adapter."""
+def spans_and_gaps(sim: Run) -> tuple[FloatArray, FloatArray]:
+    """See `Run.spans_and_gaps`."""
     done = sim.raw.finished
     span_ms = (sim.raw.finish_s[done] - sim.raw.first_s[done]) * 1e3
     return sums(sim, span_ms), sums(sim, sim.gaps.astype(np.float64))
@@ -158,7 +158,7 @@ def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
         own_ms = np.where(few, np.nan_to_num(sim.adapter_p95_ttft_ms, nan=0.0) / FEW_MAY_REACH, 0.0)
         return np.maximum(_completed_p95_ms(sim), own_ms)
     if key == "mean_itl_ms":
-        span_ms, gaps = (each.sum() for each in _spans_and_gaps(sim))  # per token, as those of adapters
+        span_ms, gaps = (each.sum() for each in sim.spans_and_gaps)  # per token, as those of adapters
         server_ms = span_ms / gaps if gaps else 0.0
         own_ms = np.nan_to_num(sim.adapter_mean_itl_ms, nan=0.0)
         served = (sim.workload.given_rates > 0.0) | (sim.completed_of > 0.0)

@@ -244,6 +244,8 @@ class Run:
     """95th percentile of TTFT of each adapter, ms, float64 (adapters,); NaN where nothing completed."""
     adapter_pooled_p95_ttft_ms = cached_property(figures.pooled_p95_ttft_ms)
     """That of all requests for adapters with few requests; see `packer.twin.per_adapter.pooled_p95_ttft_ms`."""
+    spans_and_gaps = cached_property(figures.spans_and_gaps)
+    """Time from the first to the last token of completed requests, ms, and gaps between tokens, of each adapter."""
     adapter_mean_itl_ms = cached_property(figures.mean_itl_ms)
     """Mean gap between tokens of each adapter, ms, float64 (adapters,); NaN where no gap completed."""
 

@@ -187,7 +187,7 @@ class Server:
             if repeated and state.server["preemptions"]:
                 return
             if watch is not None:
-                watch.look(state, self.workload, duration_s, part)
+                watch(state, self.workload, duration_s, part)
         forward(duration_s)
 
     def pool(self, n: int, content: Content | None) -> Pool:

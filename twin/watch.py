@@ -38,7 +38,7 @@ class Watch:
 
     most: float
 
-    def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
+    def __call__(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
         """Raises `BrokenError`: the result is certain after this part of the run."""
         now_s = part * duration_s
         if state.server["waiting"] <= CALM and part not in SELDOM:
@@ -73,7 +73,7 @@ class Watch:
 class QueueWatch(Watch):
     """A check during a run of a server whether more than `most` requests will have waited on average."""
 
-    def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
+    def __call__(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
         """Raises `BrokenError`: enough requests have waited long enough already."""
         if float(state.timeline["waiting"].sum()) > self.most * duration_s * _ABOVE:
             raise BrokenError(self.most, part, math.nan)

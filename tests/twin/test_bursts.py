@@ -8,7 +8,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.twin.arrivals import draw_times
-from packer.twin.bursts import factor_path
+from packer.twin.bursts import _SCORES, _factors, _interpolated, factor_path
 from packer.workload import Workload
 
 FLEET = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate((1.0, 2.0, 3.0))])
@@ -29,6 +29,15 @@ def test_the_factor_has_its_spread_and_memory(cv: float) -> None:
             ndtri(np.clip(gammainc(shape, part[kept] * shape), 1e-9, 1 - 1e-9)) for part in (path[:-10], path[10:])
         )
         assert np.corrcoef(before, after)[0, 1] == pytest.approx(np.exp(-1.0), abs=0.02)
+
+
+@pytest.mark.parametrize("cv", [0.2, 1.0, 4.0])
+def test_factors_are_interpolated_as_numpy_does(cv: float) -> None:
+    """The factor of a score is that of `numpy.interp`, to the last bit: on the grid, beside it and beyond it, too."""
+    near = [_SCORES, np.nextafter(_SCORES, -9.0), np.nextafter(_SCORES, 9.0), [-7.0, 7.0]]
+    score = np.concatenate([*near, np.random.default_rng(0).standard_normal(100_000)])
+    found = _interpolated(score, *_factors(cv))
+    assert np.array_equal(found, np.interp(score, _SCORES, _factors(cv)[0]))
 
 
 def test_counts_are_dispersed_as_a_cox_process() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer import Adapter, Workload
+from packer import Adapter, Workload, registry
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.profile import Profile
@@ -69,6 +69,14 @@ def test_overload_ends_a_run_early(server: Profile) -> None:
     assert known is whole
 
 
+def test_an_ended_run_blames_no_plug_in(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run that breaks its limits is a result, not an error that the packages of plug-ins are read for."""
+    heavy = Workload([Adapter(f"a{k}", 8, 3.0) for k in range(30)])
+    monkeypatch.setattr(registry, "plugin_behind", lambda error: pytest.fail(str(error)))
+    with pytest.raises(BrokenError):
+        simulate(heavy, server, max_loras=30, watch=Watch(1.0))
+
+
 @pytest.mark.parametrize("shared_tokens", [0, 400])
 def test_overload_ends_a_run_with_prefix_caching_early(server: Profile, shared_tokens: int) -> None:
     """A server that preempts requests and finds their blocks again is ended as early as one without prefix caching, but
@@ -78,7 +86,7 @@ def test_overload_ends_a_run_with_prefix_caching_early(server: Profile, shared_t
     class Looks(Watch):
         """A watch that ends nothing."""
 
-        def look(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
+        def __call__(self, state: ServerState, workload: Workload, duration_s: float, part: float) -> None:
             """Note the parts after which requests had been preempted."""
             looks.extend([part] if state.server["preemptions"] else [])
 

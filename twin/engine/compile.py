@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from packer.twin.engine.arrive import arrive
 from packer.twin.engine.charge import charge, planned_ms
 from packer.twin.engine.emit import emit, turn
 from packer.twin.engine.schedule import schedule_running
-from packer.twin.kernel_cache import is_kept
+from packer.twin.kernel_cache import is_kept, load
 from packer.twin.law.law import FRONTEND, Law
 
 HERE, ELSEWHERE = (arrive, admit, schedule_running), (turn, emit, planned_ms, charge)
@@ -30,17 +31,26 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
     state = new_state(1, *adapters_of(ones, ones), settings)
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
-    values = {"state": state, "law": law, "pool": None, "now": 0.0, "ms": 0.0, "ahead": False}
+    values: dict[str, object] = {"state": state, "law": law, "pool": None, "each": None, "tuning": None}
+    values |= {"now": 0.0, "until_s": 0.0, "ms": 0.0, "ahead": False}
     values |= state._asdict() | law._asdict()
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
 
 @cache
+def is_compiled() -> bool:
+    """Whether the engine was compiled when this was first asked."""
+    return is_kept(advance)
+
+
+@cache
 def begin() -> None:
-    """Start compiling in another process, unless the engine is compiled."""
-    if not is_kept(advance):
+    """Load the engine in a thread, or start compiling it in another process, while modules are imported."""
+    if not is_compiled():
         for part in ELSEWHERE:
             COMPILER.send(part, signature(part))
+    elif isinstance(advance, Dispatcher):  # it is not with NUMBA_DISABLE_JIT
+        Thread(target=load, args=(advance, signature(advance))).start()
 
 
 def prepare() -> None:

@@ -38,6 +38,27 @@ def test_two_processes_share_the_parts(compiled_anew: Callable[[str], list[str]]
     ]
 
 
+BEGUN = """
+import packer
+from packer.planning.explore import Frontier
+from packer.twin.engine.advance import advance
+from packer.twin.engine.compile import begin
+fleet, profile = packer.Workload([packer.Adapter("a", 8, 1.0)]), packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+begin()
+print("begun", len(Frontier(fleet, profile)._plans))
+packer.simulate(fleet, profile, max_loras=1, duration_s=5.0)
+print("compiled", len(advance.signatures), sum(advance.stats.cache_misses.values()))
+"""
+
+
+def test_trees_propose_once_the_engine_is_compiled(compiled_anew: Callable[[str], list[str]]) -> None:
+    """Trees that are still interpreted do not run beside the compiler; an engine that is kept is loaded ahead, once."""
+    assert compiled_anew(BEGUN) == ["begun 0", "compiled 1 1"]
+    exec(BEGUN, {})  # keeps the engine
+    run = subprocess.run([sys.executable, "-c", BEGUN], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["begun 1", "compiled 1 0"]
+
+
 PLAN = """
 import packer
 profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
