@@ -153,7 +153,7 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
         found = packer.schedule(fleet, kinds, rates, **given, progress=progress)
     data = found.to_dict()
     if results.replay:
-        data["replay"] = _replayed(found, rates, period_s, hours.seed)
+        data["replay"] = _replayed(found, rates, period_s, trends, hours.seed)
     if static_path is not None:
         write_plan(found.static, static_path, force=out.force)
     if servers_path is not None:
@@ -187,11 +187,11 @@ def _first_made(path: Path) -> str:
     return str(path) if os.path.exists(path.parent) else _first_made(path.parent)
 
 
-def _replayed(found: Schedule, rates: Any, period_s: float, seed: int) -> dict[str, Any]:
+def _replayed(found: Schedule, rates: Any, period_s: float, trends: Trends, seed: int) -> dict[str, Any]:
     from packer.operate.replay import Window, replay, requests_of_day, windows_of
 
     fleet = found.static.workload
-    trace = requests_of_day(fleet, rates, period_s, seed=seed)
+    trace = requests_of_day(fleet, rates, period_s, trends=trends, seed=seed)
     given: dict[str, Any] = {"seed": seed}
     static = [Window(0.0, len(rates) * period_s, found.static.cluster())]
     served = replay(fleet, trace, windows_of(found), startup_s=found.startup_s, moves=found.moves, **given)

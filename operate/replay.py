@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.arrival import Arrivals, RequestTrace
+from packer.arrival import RequestTrace
 from packer.change import Change
 from packer.cluster import Cluster
 from packer.errors import ValidationError
@@ -88,13 +88,17 @@ class Day:
 
 
 def requests_of_day(
-    workload: Workload, rates: Mapping[str, FloatArray], period_s: float, *, seed: int = 0
-) -> RequestTrace:
-    """Requests of a day: in each period Poisson arrivals at its rates, with the fleet's lengths."""
+    workload: Workload, rates: Mapping[str, FloatArray], period_s: float, *,
+    trends: Mapping[str, Sequence[float]] | None = None, seed: int = 0,
+) -> RequestTrace:  # fmt: skip
+    """Requests of a day: in each period arrivals at its rates, with the fleet's lengths and bursts and, as for
+    `packer.schedule`, the period's trend."""
     parts = []
-    for k, vector in enumerate(rates.values()):
+    for k, (name, vector) in enumerate(rates.items()):
         busy = np.flatnonzero(vector > 0.0)
-        fleet = with_rates(workload, vector).with_arrivals(Arrivals())
+        fleet = with_rates(workload, vector)
+        if trends is not None:
+            fleet = fleet.with_arrivals(fleet.arrivals.following(trends.get(name, ())))
         found = draw_requests(fleet, period_s, further(seed, k))
         kept = np.isin(found.adapter, busy)
         parts.append(replace(found.take(kept), time_s=found.time_s[kept] + k * period_s))

@@ -40,8 +40,8 @@ class AutoPredictor:
 
     `learned`, `twin`: the predictors; if `learned` is None, the twin evaluates everything.
     `low`, `high`: `learned` is uncertain between these probabilities.
-    `guesses_bursty`: let `learned` evaluate bursty arrivals as if they were Poisson, and cached prefixes as if prompts
-    were shorter.
+    `guesses`: let `learned` evaluate arrivals with bursts or a trend as if they were Poisson at their mean rates, and
+    cached prefixes as if prompts were shorter.
     `guide`: replaces `learned` in searches if `learned` is None.
     """
 
@@ -49,13 +49,13 @@ class AutoPredictor:
 
     def __init__(
         self, learned: LearnedPredictor | None, twin: TwinPredictor, *, low: float = UNCERTAIN[0],
-        high: float = UNCERTAIN[1], guesses_bursty: bool = False, guide: LearnedPredictor | None = None,
+        high: float = UNCERTAIN[1], guesses: bool = False, guide: LearnedPredictor | None = None,
     ) -> None:  # fmt: skip
         self.learned, self.twin = learned, twin
         self.guide = guide
         self.imitates_twin = learned is not None or guide is not None
         self.low, self.high = low, high
-        self.guesses_bursty = guesses_bursty
+        self.guesses = guesses
         self._as_learned = {each: Memo(partial(_independent, cached=each)) for each in (False, True)}
         self.requested = 0  # Number of bins evaluated so far.
         self.left_to_twin = 0  # Number of these bins that the twin evaluated.
@@ -84,7 +84,7 @@ class AutoPredictor:
         `cautious`: a server counts as starved unless `learned` is certain that it does not starve.
         """
         leading, limit = self.learned or self.guide, self.low if cautious else 0.5
-        return AutoPredictor(leading, self.twin, low=limit, high=limit, guesses_bursty=True, guide=self.guide)
+        return AutoPredictor(leading, self.twin, low=limit, high=limit, guesses=True, guide=self.guide)
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures of each bin at its rates times its factor; one row per bin, in order."""
@@ -92,11 +92,13 @@ class AutoPredictor:
         kind = workload.arrivals.kind
         shares = bool(bins) and caches_prefixes(workload, bins[0].profile)
         known = kind == "poisson" and not shares and not workload.has_sessions
-        guessed = self.guesses_bursty and not known and kind in ("poisson", "bursty")
+        guessed = self.guesses and not known and kind in ("poisson", "piecewise", "bursty")
         if self.learned is None or trains(workload.fine_tuning) or not (known or guessed):
             self.left_to_twin += len(bins)
             return self.twin.evaluate(workload, bins, factors)
         fleet = self._as_learned[shares](workload) if guessed else workload
+        if (mean := workload.arrivals.mean_factor) != 1.0:
+            factors = mean * np.asarray(factors)
         found, outside = self.learned.evaluate_checked(fleet, bins, factors)
         chance = found.starvation_probability
         if self.high < 0.5:

@@ -11,9 +11,10 @@ from packer.errors import InputError
 from packer.evaluation import mean_of
 from packer.export.formats import start_commands
 from packer.plan import Plan
+from packer.times import HOUR_S
 from packer.twin.memory.policy import held, kv_cache_tokens, memory_policy
 from packer.twin.tuning.policy import kv_tokens_of
-from packer.words import counted
+from packer.words import counted, number
 from packer.workload import Workload
 
 GIB = 2.0**30
@@ -96,7 +97,8 @@ def in_limits(plan: Plan) -> tuple[float, float] | None:
 def resimulated(plan: Plan) -> str:
     """How the plan was simulated again at the end, and whether it held, in words."""
     arrivals = plan.workload.arrivals
-    hours = arrivals.whole_s(3600.0) / 3600.0
+    run_s = arrivals.whole_s(HOUR_S)
+    hours = run_s / HOUR_S
     if plan.verified is None:
         return "re-simulated: not done"
     how = " with a fresh seed"  # until it is clear whether a server starves
@@ -104,9 +106,11 @@ def resimulated(plan: Plan) -> str:
         how = ""
     elif plan.evaluated_s is not None:
         for_hours = " for an hour" if hours == 1.0 else f" for {hours:g} hours"
+        for_hours = for_hours if hours.is_integer() else f" for {number(run_s)} s"
         how = f" for {plan.evaluated_s:g} s" if plan.evaluated_s else for_hours
     elif plan.objective == "recommend":
         how = " on a fresh hour" if hours == 1.0 else f" on {hours:g} fresh hours"
+        how = how if hours.is_integer() else f" on a fresh run of {number(run_s)} s"
     return f"re-simulated{how}: {'it holds' if plan.verified else 'it breaks'}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.arrival import RequestTrace
+from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.errors import ValidationError
 from packer.goal import Limits, Slo
@@ -41,6 +41,15 @@ def test_requests_follow_the_rates(small_day: tuple[Workload, RequestTrace, Clus
     assert not np.any(trace.adapter[late] == 0)
     assert np.sum(trace.adapter[late] == 1) == pytest.approx(180, rel=0.25)
     assert trace.span_s == 600.0
+
+
+def test_requests_follow_the_trends() -> None:
+    """A period with a trend begins as quietly as it says; periods without one, and a fleet's own trend, are kept."""
+    fleet = Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("piecewise", period_s=150.0, factors=(2.0, 0.0)))
+    rates = {"0": np.array([2.0]), "1": np.array([2.0])}
+    for trends, quarters in ((None, [2, 0, 2, 0]), ({}, [1, 1, 1, 1]), ({"1": (150.0, 0.0, 2.0)}, [1, 1, 0, 2])):
+        found, _ = np.histogram(requests_of_day(fleet, rates, 300.0, trends=trends).time_s, 4, (0.0, 600.0))
+        assert found == pytest.approx(300.0 * np.array(quarters), rel=0.2)
 
 
 def test_a_change_of_servers_loses_no_request(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:

@@ -14,6 +14,7 @@ from packer.report.context import resimulated
 from packer.report.page import render_report
 
 DAY = Arrivals("piecewise", period_s=3600.0, factors=(1.0, 2.0) * 12)
+ODD = Arrivals("piecewise", period_s=800.0, factors=(1.0, 2.0, 1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ DAY = Arrivals("piecewise", period_s=3600.0, factors=(1.0, 2.0) * 12)
         ("gpus", Arrivals(), None, "with a fresh seed"),
         ("recommend", Arrivals(), None, "on a fresh hour"),
         ("recommend", DAY, None, "on 24 fresh hours"),
+        ("recommend", ODD, None, "on a fresh run of 4,000 s"),
+        ("gpus", ODD, 0.0, "for 4,000 s"),
         ("gpus", Arrivals(), 0.0, "for an hour"),
         ("recommend", Arrivals(), 60.0, "for 60 s"),
     ],
