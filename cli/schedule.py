@@ -59,7 +59,7 @@ class DayOptions:
         """Rates of the adapters in each period, req/s, from the file or the trace, and the trends of a trace."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
-        from packer.operate.schedule import rates_of_trace, trends_of_trace
+        from packer.operate.schedule import periods_of_trace
         from packer.traces.read import read_trace
 
         replays = fleet.arrivals.trace is not None
@@ -72,8 +72,7 @@ class DayOptions:
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
         for text in () if self.trace_path is None else trace.notes:
             out.note(text)
-        period_s = self.period_s or HOUR_S
-        return rates_of_trace(trace, fleet, period_s), trends_of_trace(trace, period_s)
+        return periods_of_trace(trace, fleet, self.period_s or HOUR_S)
 
     def length_s(self, periods: Sequence[str], out: Writing) -> float:
         """Length of a period, s; if neither given nor known from the columns' names, a message says the default."""

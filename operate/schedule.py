@@ -41,10 +41,13 @@ from packer.workload import Workload
 MOVE_COST_S = 10.0  # Cost of moving an adapter to a server that did not hold it, in GPU-seconds.
 
 
-def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[str, FloatArray]:
-    """Rates of the fleet's adapters by period of the day, from the requests of a trace; the mean of several days. A
-    trace of part of a day begins after the time without requests, so that its periods follow each other. Raises
-    `ValidationError`: the trace names no adapters, or one that is not in the fleet."""
+def periods_of_trace(
+    trace: Trace, workload: Workload, period_s: float
+) -> tuple[dict[str, FloatArray], dict[str, tuple[float, ...]]]:
+    """Rates of the fleet's adapters by period of the day, from the requests of a trace, the mean of several days; and
+    how the load changes within each period: length of a part, s, and factors (`packer.traces.trend.trend_of`), () if it
+    does not. A trace of part of a day begins after the time without requests, so that its periods follow each other.
+    Raises `ValidationError`: the trace names no adapters, or one that is not in the fleet."""
     table = rates_of(trace, period_s).by_time_of_day()
     number = {name: i for i, name in enumerate(workload.names)}
     unknown = [name for name in table.names if name not in number]
@@ -52,6 +55,7 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
         raise ValidationError(f"Expected a trace of the fleet's adapters, got requests of {shown(unknown[0])}.")
     index = [number[name] for name in table.names]
     found: dict[str, FloatArray] = {}
+    trends: dict[str, tuple[float, ...]] = {}
     apart_s = np.diff(table.start_s, append=table.start_s[0] + DAY_S)
     first = int(apart_s.argmax()) + 1 if apart_s.max() > period_s else 0
     starts_s, vectors = np.roll(table.start_s, -first), np.roll(table.rates, -first, axis=0)
@@ -59,15 +63,8 @@ def rates_of_trace(trace: Trace, workload: Workload, period_s: float) -> dict[st
         rates = np.zeros(len(workload))
         rates[index] = vector
         found[clock(begin_s)] = rates
-    return found
-
-
-def trends_of_trace(trace: Trace, period_s: float) -> dict[str, tuple[float, ...]]:
-    """How the load of a trace changes within each period of `rates_of_trace`: length of a part, s, and factors of the
-    parts (`packer.traces.trend.trend_of`); of periods without a trend ()."""
-    table = rates_of(trace, period_s)
-    starts_s = table.by_time_of_day().start_s.tolist()
-    return {clock(start_s): trend_of(trace, start_s, period_s, daily=not table.whole) for start_s in starts_s}
+        trends[clock(begin_s)] = trend_of(trace, begin_s, period_s, daily=not table.whole)
+    return found, trends
 
 
 @public
@@ -104,7 +101,7 @@ def schedule(
     `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day. Periods that are
     all named by times of day (HH:MM) begin then.
     `trends`: how all rates change within a period, by period: length of a part, s; its factor, of each in turn
-    (`trends_of_trace`). Periods without one have constant mean rates. None: all have those of the fleet.
+    (`periods_of_trace`). Periods without one have constant mean rates. None: all have those of the fleet.
     `period_s`: length of a period. `startup_s`: start-up time of a server; None: the longest of the profiles.
     `slo`: the goal, as for `packer.solve` ("none": servers must only not starve).
     `max_replicas`: maximum number of parts of an adapter; None: as many as it needs.

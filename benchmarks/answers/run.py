@@ -32,7 +32,7 @@ import packer
 from packer.io.workloads import write_workload
 from packer.operate.drift import drift, replayed_on
 from packer.operate.observe import busiest_requests, observe_log, observe_replayed, seen_in_log
-from packer.operate.schedule import rates_of_trace, schedule, trends_of_trace
+from packer.operate.schedule import periods_of_trace, schedule
 from packer.operate.view import Named, View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
@@ -141,7 +141,7 @@ def ask(trace: Trace, slo: str) -> dict[str, Any]:
     plans = {"init": solve(seen.fleet, server, log_hour=seen.hour), "from-log": solve(fleet, server)}
     found = observe_replayed(measure_workload(trace, replay=True))
     plans["trace"] = solve(found.fleet, server, log_hour=found.hour)
-    rates, trends = rates_of_trace(trace, fleet, HOUR_S), trends_of_trace(trace, HOUR_S)
+    rates, trends = periods_of_trace(trace, fleet, HOUR_S)
     day = schedule(fleet, server, rates, trends=trends, slo=slo)
     hour = busiest_requests(trace, HOUR_S)
     gpus = {name: plan.n_gpus for name, plan in plans.items()}

@@ -21,7 +21,7 @@ from packer.operate.observe import (
     observe_replayed,
     seen_in_log,
 )
-from packer.operate.schedule import trends_of_trace
+from packer.operate.schedule import periods_of_trace
 from packer.operate.view import View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
@@ -215,4 +215,4 @@ def test_a_log_shorter_than_its_window_has_the_trend_of_all_of_it() -> None:
     found = [observe_log(log, Ranks(), View(by_time_of_day=each)).fleet.arrivals for each in (False, True)]
     assert found[0].factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
     assert found[0] == found[1]
-    assert list(trends_of_trace(log, 3600.0).values()) == [found[0].trend]
+    assert list(periods_of_trace(log, Workload([Adapter("a", 8, 1.0)]), 3600.0)[1].values()) == [found[0].trend]

@@ -23,7 +23,7 @@ from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.observe import drawn_within
 from packer.operate.replay import windows_of
-from packer.operate.schedule import rates_of_trace, schedule, trends_of_trace
+from packer.operate.schedule import periods_of_trace, schedule
 from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.testing.analytic import small_profile
@@ -355,13 +355,13 @@ def test_rates_come_from_a_trace() -> None:
     times = np.concatenate([np.arange(0.5, 3600.0, 10.0), 3600.0 + np.arange(0.5, 3600.0, 20.0)])
     ones = np.ones(len(times), dtype=np.int64)
     trace = Trace(times, ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,))
-    found = rates_of_trace(replace(trace, start_s=5 * 3600.0), fleet, 3600.0)
+    found, trends = periods_of_trace(replace(trace, start_s=5 * 3600.0), fleet, 3600.0)
     assert list(found) == ["05:00", "06:00"]
     assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
     assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
-    assert trends_of_trace(trace, 3600.0) == {"00:00": (), "01:00": ()}
+    assert trends == {"05:00": (), "06:00": ()}
     with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
-        rates_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
+        periods_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
 
 
 def test_a_period_whose_load_rises_holds_at_its_height() -> None:
@@ -393,6 +393,6 @@ def test_periods_of_a_part_of_a_day_follow_each_other(from_hour: int, hours: int
     times = np.arange(0.0, hours * 3600.0, 100.0)
     ones = np.ones(len(times), dtype=np.int64)
     seen = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0 + from_hour * 3600.0)
-    found = rates_of_trace(seen, Workload([Adapter("a", 8, 1.0)]), 3600.0)
+    found, _ = periods_of_trace(seen, Workload([Adapter("a", 8, 1.0)]), 3600.0)
     first = 0 if hours == 24 else from_hour
     assert list(found) == [f"{(first + k) % 24:02d}:00" for k in range(hours)]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
+from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
@@ -106,6 +107,21 @@ def test_sessions_and_cached_prefixes_go_to_the_twin(given: dict[str, object]) -
     found, simulated = auto.evaluate(fleet, bins), TwinPredictor().evaluate(fleet, bins)
     assert auto.left_to_twin == 1
     assert found.mean_ttft_ms[0] == simulated.mean_ttft_ms[0]
+
+
+@pytest.mark.parametrize("bursts", [None, Bursts(0.5, ((30.0, 1.0),))])
+def test_trees_lead_searches_of_fleets_with_a_trend(bursts: Bursts | None) -> None:
+    """They take the mean rates of the cycle; the twin, which follows the trend, says what holds."""
+    known, fleet = load_profile("h100-64gb/llama-3.1-8b-instruct"), random_fleet(6, seed=4)
+    changing = Arrivals("bursty" if bursts else "piecewise", period_s=300.0, factors=(1.0, 2.0, 3.0), common=bursts)
+    bins = [Bin((0, 1, 2), known.settings(2, 32), known), Bin((3, 4, 5), known.settings(2, 32), known)]
+    auto = AutoPredictor.for_profile(known)
+    search = auto.for_search()
+    found = search.evaluate(fleet.with_arrivals(changing), bins, [1.1, 1.2])
+    assert search.left_to_twin == 0
+    assert repr(found) == repr(search.evaluate(fleet, bins, [2.2, 2.4]))
+    auto.evaluate(fleet.with_arrivals(changing), bins)
+    assert auto.left_to_twin == 2
 
 
 @pytest.mark.parametrize("kind", ["boosting", "forest", "tree"])
