@@ -164,7 +164,7 @@ class Server:
         if content is None and each is None:
             counted = no_pool(n) if rules.async_scheduling else None
             # with NUMBA_DISABLE_JIT there are no overloads
-            if counted is None and not getattr(advance, "overloads", True):
+            if counted is None and state.trees is None and not getattr(advance, "overloads", True):
                 prepare()
             cached = rules.prefix_caching
             self._watched(lambda end_s: advance(state, law, end_s, counted, None, tuning), state, duration_s, cached)

@@ -83,8 +83,10 @@ def _room(servers: Servers, n: int) -> dict[str, Any]:
     """Allocate memory for at most n requests of one server and their adapters."""
     rows = min(n, len(servers.ranks))
     places, ring = pair_places(rows), int(servers.servers["ring"][0])
+    requests = zeros((n,), REQUEST)
     return {
-        "requests": zeros((n,), REQUEST),
+        "requests": requests,
+        "trees": None if servers.trees is None else requests,
         "links": new_links(n, ring),
         "ends": np.zeros((1, ring), dtype=np.int8),
         "adapters": zeros((1, rows + 1), ADAPTER),

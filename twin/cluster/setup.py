@@ -183,11 +183,13 @@ def idle_servers(
     # One array for all servers: if one of them may evict adapters, every server walks over its batch.
     walks = any(state.members.size > 1 for state in states)
     places = max(rows.walk_places(int(state.server.slots)) for state in states) if walks else 1
+    requests = rows.zeros((n,), rows.REQUEST)
     servers = Servers(
         servers=records,
         whole=whole_of(records),
         live=records,
-        requests=rows.zeros((n,), rows.REQUEST),
+        requests=requests,
+        trees=requests if records["skipped_reversed"].any() else None,
         links=rows.new_links(n, ring, count),
         adapters=rows.zeros((count, rows_each + 1), rows.ADAPTER),  # untouched rows take no memory
         heaps=np.zeros((count, 2, rows_each), dtype=rows.PLACED),

@@ -66,6 +66,7 @@ class Servers(NamedTuple):
     sets: IntArray
     members: Record
     series: IntArray
+    trees: Record | None
     nothing: FloatArray
     law: Law
     sent_s: FloatArray
@@ -156,6 +157,7 @@ def state_of(c: Servers, s: int) -> ServerState:
     return ServerState(
         c.servers[s], c.nothing, c.requests, c.links, c.adapters[s], c.classes[s], c.heaps[s], c.phase[s],
         c.ends[s], c.histogram[s], c.timeline[s], c.vector[0], c.nothing, c.sets[s], c.members[s], c.series[s],
+        c.trees,
     )  # fmt: skip
 
 

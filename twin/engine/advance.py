@@ -56,7 +56,7 @@ def end(state: ServerState, law: Law, pool: Pool | None, each: Each | None) -> N
     server = state.server
     server.now_s = server.end_s
     # A request that is sent exactly now comes after the tokens: a cluster offers it only after this call.
-    arrive_until(state, law.frontend, np.nextafter(server.now_s, 0.0))
+    arrive_until(state, law.frontend, each, np.nextafter(server.now_s, 0.0))
     scrape(server, law.frontend, server.now_s)
     if each is not None:
         emit_each(state, law.frontend, each, pool)
@@ -149,7 +149,7 @@ def advance(
         # Later arrivals wait for the next call: a cluster may offer further requests of that time.
         if over and until_s < server.run_s:
             return
-        arrive_until(state, law.frontend, until_s if over else server.now_s)
+        arrive_until(state, law.frontend, each, until_s if over else server.now_s)
         if over or server.exhausted == 1:
             return
         if is_idle(server):

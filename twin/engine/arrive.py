@@ -8,6 +8,7 @@ from numba import njit
 
 from packer.arrays import FloatArray, Record
 from packer.twin.engine.by_priority import PRIORITY_BITS, put_by_key
+from packer.twin.engine.each import Each
 from packer.twin.engine.frontend import MORE, accept, change
 from packer.twin.engine.state import ACCEPTED, WAITS, ServerState
 from packer.twin.engine.waiting import put_last
@@ -62,11 +63,11 @@ def free_places(server: Record, stream_s: FloatArray) -> None:
 
 
 @njit(**CALLED)
-def arrive(state: ServerState, frontend: Record, now: float) -> None:
+def arrive(state: ServerState, frontend: Record, each: Each | None, now: float) -> None:
     """Move requests sent up to `now` to the front end, and requests that reach the engine by `now` to the engine.
 
     Requests beyond `max_outstanding` are refused. The i-th accepted request of a stream takes the i-th row of
-    `requests`: a refused request leaves its row (owner and lengths) to the next request.
+    `requests`: a refused request leaves its row (owner and lengths) to the next request. `each`: as in `advance`.
     """
     server, requests, adapters = state.server, state.requests, state.adapters
     while server.next_s <= now:
@@ -124,14 +125,14 @@ def arrive(state: ServerState, frontend: Record, now: float) -> None:
         server.pending = following
         server.pending_count -= 1
         server.reach_s = requests[following - 1].reached_s if following > 0 else math.inf
-        if server.by_priority == 1:
+        if each is not None and server.by_priority == 1:
             put_by_key(state, r)
         else:
-            put_last(server, requests, adapters, state.heaps, r, requests[r].owner + 1)
+            put_last(server, requests, adapters, state.heaps, state.trees, r)
 
 
 @njit(inline="always", **ENGINE_FLAGS)
-def arrive_until(state: ServerState, frontend: Record, now: float) -> None:
+def arrive_until(state: ServerState, frontend: Record, each: Each | None, now: float) -> None:
     """Call `arrive` if a request is sent or reaches the engine by `now`."""
     if state.server.next_s <= now or state.server.reach_s <= now:
-        arrive(state, frontend, now)
+        arrive(state, frontend, each, now)

@@ -111,7 +111,7 @@ def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
     if server.skipped_first == 1:
         put_behind_skipped(server, requests, state.adapters, state.heaps, r, a)
     else:
-        put_first(server, requests, state.adapters, r, a)  # `self.waiting.appendleft`
+        put_first(server, requests, state.adapters, state.trees, r, a)  # `self.waiting.appendleft`
     leave(state, a, server.step - 1)
     place(server, state.adapters, state.heaps, a)
 

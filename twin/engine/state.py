@@ -257,6 +257,7 @@ class ServerState(NamedTuple):
     the step law multiply. means float64 (terms + 2,) or (0,): see `charge.add_means`. sets int64 (2, places): the
     adapters of the batch in the order of the walk, for two steps. members (places,) of `MEMBER`. places is 1 if no
     adapter is ever evicted. series int64 (2^k,): hash set of the time series of /metrics, (1,) if /metrics is not read.
+    trees: `requests` if requests wait in trees (`skipped_reversed`), else None: Numba then compiles no code for trees.
     """
 
     server: Record
@@ -275,6 +276,7 @@ class ServerState(NamedTuple):
     sets: IntArray
     members: Record
     series: IntArray
+    trees: Record | None
 
 
 def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Record, Record]:
@@ -357,13 +359,15 @@ def new_state(
     server.next_s = server.reach_s = server.scrape_s = np.inf
     table = 2 ** int(np.clip(np.ceil(np.log2(2.0 * scraped_steps)), 10, 24)) if scraped_steps else 1
     slots, m, terms = int(server.slots), int(np.count_nonzero(adapters["rank"])), len(LINEAR_TERMS)
+    requests = zeros((n,), REQUEST)
     places = walk_places(slots) if m > slots or adapters["blocks"].any() else 1
     return ServerState(
-        server=server, stream_s=np.zeros(0), requests=zeros((n,), REQUEST), links=new_links(n, int(server.ring)),
+        server=server, stream_s=np.zeros(0), requests=requests, links=new_links(n, int(server.ring)),
         adapters=adapters, classes=classes, heaps=np.zeros((2, len(adapters) - 1), dtype=PLACED),
         phase=np.zeros(server.block_size, dtype=np.int64), ends=np.zeros(server.ring, dtype=np.int8),
         histogram=np.zeros(HISTOGRAM_BINS, dtype=np.int64),
         timeline=np.zeros(int(np.nextafter(server.run_s, 0.0) / server.bin_s) + 1, dtype=BIN), vector=np.zeros(terms),
         means=np.zeros(terms + 2 if mean_state else 0), sets=np.zeros((2, places), dtype=np.int64),
         members=np.zeros(places, dtype=MEMBER), series=np.zeros(table, dtype=np.int64),
+        trees=requests if server.skipped_reversed else None,
     )  # fmt: skip

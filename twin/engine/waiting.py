@@ -4,6 +4,8 @@ vLLM keeps one deque (`Scheduler.waiting`) and passes over requests whose adapte
 it would admit is the first request of an adapter in the batch or, while a slot is free, of any other adapter. Two
 heaps, ordered by arrival, give this request without the walk. With `skipped_reversed`, the requests of an adapter are
 not a FIFO but a tree (`engine.reversal`).
+
+`trees`: None if no server has such trees; Numba then drops their code.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from packer.arrays import Record
 from packer.twin.engine.containers import sift
 from packer.twin.engine.reversal import put_in, reverse_skipped, take_out
 from packer.twin.engine.state import NO_LIMIT
-from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
+from packer.twin.flags import CALLED, INLINED
 
 
 @njit(**INLINED)
@@ -44,13 +46,14 @@ def place(server: Record, adapters: Record, heaps: Record, a: int) -> None:
     adapter.heap = belongs
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def put_last(server: Record, requests: Record, adapters: Record, heaps: Record, r: int, a: int) -> None:
+@njit(**INLINED)
+def put_last(server: Record, requests: Record, adapters: Record, heaps: Record, trees: Record | None, r: int) -> None:
     """Put an arrived request behind all other waiting requests."""
+    a = requests[r].owner + 1
     server.waiting += 1
     requests[r].next = 0
-    if server.skipped_reversed == 1:
-        put_in(requests, adapters[a], r)
+    if trees is not None and server.skipped_reversed == 1:
+        put_in(trees, adapters[a], r)
         place(server, adapters, heaps, a)
     elif adapters[a].head > 0:
         requests[adapters[a].tail - 1].next = r + 1
@@ -62,15 +65,15 @@ def put_last(server: Record, requests: Record, adapters: Record, heaps: Record, 
         place(server, adapters, heaps, a)
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
+@njit(**INLINED)
+def put_first(server: Record, requests: Record, adapters: Record, trees: Record | None, r: int, a: int) -> None:
     """Put a preempted request before all waiting requests; the caller calls `place`."""
     server.waiting += 1
     server.waiting_prompt += requests[r].prompt
     server.front -= 1
     requests[r].key = server.front
-    if server.skipped_reversed == 1:
-        put_in(requests, adapters[a], r)
+    if trees is not None and server.skipped_reversed == 1:
+        put_in(trees, adapters[a], r)
         return
     requests[r].next = adapters[a].head
     if adapters[a].head == 0:
@@ -79,13 +82,13 @@ def put_first(server: Record, requests: Record, adapters: Record, r: int, a: int
     adapters[a].first_key = requests[r].key
 
 
-@njit(inline="always", **ENGINE_FLAGS)
-def take_first(server: Record, requests: Record, adapters: Record, r: int, a: int) -> None:
+@njit(**INLINED)
+def take_first(server: Record, requests: Record, adapters: Record, trees: Record | None, r: int, a: int) -> None:
     """Remove the first waiting request of an adapter, which is admitted; the caller calls `place`."""
     server.waiting -= 1
     server.waiting_prompt -= requests[r].prompt
-    if server.skipped_reversed == 1:
-        take_out(requests, adapters[a])
+    if trees is not None and server.skipped_reversed == 1:
+        take_out(trees, adapters[a])
         return
     adapters[a].head = requests[r].next
     if requests[r].next > 0:
@@ -120,10 +123,12 @@ def put_behind_skipped(server: Record, requests: Record, adapters: Record, heaps
 
 
 @njit(**INLINED)
-def after_walk(server: Record, requests: Record, adapters: Record, heaps: Record, end_key: int) -> None:
+def after_walk(
+    server: Record, requests: Record, adapters: Record, heaps: Record, trees: Record | None, end_key: int
+) -> None:
     """End a walk over the waiting requests before the one with `end_key`; NO_LIMIT: it passed all, - NO_LIMIT: none."""
-    if server.skipped_reversed == 1:
-        reverse_skipped(server, requests, adapters, heaps, end_key)
+    if trees is not None and server.skipped_reversed == 1:
+        reverse_skipped(server, trees, adapters, heaps, end_key)
     elif server.skipped_first == 1:
         if end_key == NO_LIMIT:
             # The walk passed all requests of the engine: the next one to come has this key.

@@ -75,6 +75,8 @@ def whole(server: Server, requests: tuple[np.ndarray, Marks]) -> rows.ServerStat
 def _assert_same(state: rows.ServerState, whole: rows.ServerState) -> None:
     """Every array of the two servers has the same bytes."""
     for name, mine, theirs in zip(rows.ServerState._fields, state, whole, strict=True):
+        if name == "trees":
+            continue  # none, or `requests`
         assert mine.tobytes() == theirs.tobytes(), name
 
 
@@ -174,5 +176,5 @@ def test_servers_of_a_large_cluster_fit_into_memory() -> None:
     adapters, classes = rows.adapters_of(np.full(BIG_FLEET, 8), np.zeros(BIG_FLEET, dtype=np.int64))
     settings = {"block_size": 16, "ring": 4098, "run_s": 3600.0, "bin_s": 10.0}
     state = rows.new_state(0, adapters, classes, settings)
-    assert 64 * sum(array.nbytes for array in state) < 1e9
+    assert 64 * sum(array.nbytes for array in state if array is not None) < 1e9
     assert not any(adapters[name].any() for name in ("in_batch", "resident", "on_host", "head"))
