@@ -70,19 +70,18 @@ def test_report_in_each_theme(browser: Any, page: Path, scheme: str, media: str,
 def test_report_does_not_overflow(browser: Any, page: Path, width: int) -> None:
     """On a laptop, and on a small phone, nothing sticks out sideways."""
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    browser.command("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=size)
+    browser.command("Emulation.setDeviceMetricsOverride", **size)
     browser.open(page)
     widths = browser.script("return [document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-    browser.command("goog/cdp/execute", cmd="Emulation.clearDeviceMetricsOverride", params={})
+    browser.command("Emulation.clearDeviceMetricsOverride")
     assert widths[0] <= widths[1]
 
 
 def test_search_finds_an_adapter(browser: Any, page: Path) -> None:
     """Typing a name leaves its row, opened, and hides the others."""
     browser.open(page)
-    box = browser.command("element", using="css selector", value="#find")
-    (element,) = box.values()
-    browser.command(f"element/{element}/value", text="needle")
+    browser.script("document.querySelector('#find').focus()")
+    browser.command("Input.insertText", text="needle")
     shown = browser.script(
         "const open = '.adapters details:not([hidden])[open] tbody tr:not([hidden])';"
         "return Array.from(document.querySelectorAll(open))"
