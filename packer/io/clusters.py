@@ -88,7 +88,8 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """
     text = read_text(path)
     if text.lstrip().startswith("{"):
-        raise FileFormatError("expected a cluster in TOML, or a plan with n_gpus and solver, got neither.")
+        rule = "expected a cluster in TOML; that of a plan (n_gpus, solver) is packer.load_plan(FILE).cluster()."
+        raise FileFormatError(rule)
     file = parse(ClusterFile, parse_toml(text))
     kinds = tuple(_kind(k, table, path) for k, table in enumerate(file.kinds))
     count = sum(node.count * len(node.servers) for node in file.nodes)
