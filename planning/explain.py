@@ -242,7 +242,7 @@ def outcome(
         parts = " with so few parts of an adapter" if limited else ""
         lines.append(f"The goal: {slo}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")
     elif spare:
-        lines.append("The goal is kept when any GPU is lost.")
+        lines.append("When any GPU is lost, the goal is kept at the rates as given.")
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
     if serving := [point for point in fewer if not point.starving and point.p95_ttft_ms >= 0.0]:
         lines.append(f"{_shortcoming(serving[-1], slo, spare, why)}.")

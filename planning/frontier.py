@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packer import checks
 from packer.arrival import RequestTrace
 from packer.bin import Bin
 from packer.errors import IncompatibleError
@@ -142,13 +143,16 @@ def frontier(
     from packer.planning.explore import Frontier
     from packer.planning.recommend import Deployment
 
-    fleet = workload if slo is None else workload.held_to(slo)
-    served = serving(fleet, [kind.profile for kind in kinds_of(profile)])
+    fleet, kinds = workload.held_to(slo), kinds_of(profile)
+    served = serving(fleet, [kind.profile for kind in kinds])
+    if max_gpus is not None:
+        checks.integer("max_gpus", max_gpus, low=1)
+    most = {kind.profile: min((n for n in (max_gpus, kind.available) if n is not None), default=None) for kind in kinds}
     if len(served) > 1:
         raise IncompatibleError("Expected a fleet of one base model: the frontier of each model is its own.")
     found: list[FrontierPoint] = []
     for each in next(iter(served.values())):
         job = Frontier(fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress)
-        Deployment(job, max_gpus, beyond=math.inf).explored()
+        Deployment(job, most[each], beyond=math.inf).explored()
         found += [replace(point, n_gpus=point.plan.n_gpus) for point in job.points if not point.starving]
     return found

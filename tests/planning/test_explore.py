@@ -44,6 +44,15 @@ def test_the_frontier_is_the_same_each_time_and_rises_in_gpus(fleet: Workload, s
     assert [p.to_dict() for p in again] == [p.to_dict() for p in points]
 
 
+def test_the_frontier_stays_within_the_gpus_at_hand(fleet: Workload, server: Profile) -> None:
+    """GPUs at hand of a kind limit the frontier as `max_gpus` does, and both have to be at least one."""
+    limited = packer.frontier(fleet, packer.GpuKind(server, available=2))
+    assert [p.to_dict() for p in limited] == [p.to_dict() for p in packer.frontier(fleet, server, max_gpus=2)]
+    assert max(p.n_gpus for p in packer.frontier(fleet, server)) > 2
+    with pytest.raises(packer.PackerError, match="max_gpus to be a whole number >= 1"):
+        packer.frontier(fleet, server, max_gpus=0)
+
+
 def test_plans_are_the_same_on_a_slow_machine(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a time limit no clock decides what a plan is: an hour may pass between any two looks at one."""
     rates = np.random.default_rng(3).gamma(0.5, 1.2, 40) + 0.01
@@ -90,7 +99,7 @@ def test_a_spare_gpu_keeps_the_goal_when_any_is_lost(server: Profile) -> None:
     fleet = Workload([Adapter(f"a{k}", 16 if k % 4 else 32, 0.9) for k in range(24)])
     plain, spared = packer.recommend(fleet, server), packer.recommend(fleet, server, spare=1)
     assert spared.n_gpus > plain.n_gpus
-    assert "The goal is kept when any GPU is lost." in spared.decision
+    assert "When any GPU is lost, the goal is kept at the rates as given." in spared.decision
     for lost in range(spared.n_gpus):
         left = packer.evaluate_plan(spared, lose=[lost])
         assert left.holds
