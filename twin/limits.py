@@ -20,6 +20,7 @@ from packer.words import counted
 from packer.workload import Workload
 
 USED_UP = 0.5  # A resource of which less than this share is in use limits nothing on average.
+SELDOM = 0.01  # Requests that wait in less of the time than this do not make latencies.
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
 START_S = 300.0  # Time after the start in which adapters are used for the first time, s.
 MOSTLY = 0.95  # Share of late requests that keep their limit without first uses: enough for a p95 within it.
@@ -43,9 +44,10 @@ def limit_of(sim: Run) -> Limit:
     the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
     that passes outside the engine, and, if the server refuses requests, the places of `max_num_queued_reqs` that run:
     all of them if hardly any request waits. If less than `USED_UP` of each is in use, requests wait because they come
-    together. If requests wait longer than their limit only in the first `START_S` (and first half) of the run, or only
-    because of the first uses of adapters, the start or these first uses limit the server. A closed loop sends its first
-    requests at once, so that its start says nothing about the server.
+    together; if they seldom wait, the steps alone take too long. If requests wait longer than their limit only in the
+    first `START_S` (and first half) of the run, or only because of the first uses of adapters, the start or these first
+    uses limit the server. A closed loop sends its first requests at once, so that its start says nothing about the
+    server.
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
@@ -57,13 +59,16 @@ def limit_of(sim: Run) -> Limit:
             return Limit("start", 1.0, usage, BEFORE_TRAFFIC)
         if _of_first_uses(sim, sent_s, waits_ms):
             return Limit("first use", 1.0, f"first requests of adapters {waits}", BEFORE_TRAFFIC)
-    found = max(_limits(sim), key=lambda each: each.pressure)
-    if found.pressure >= USED_UP:
+    limits = _limits(sim)
+    found = max(limits, key=lambda each: each.pressure)
+    if found.pressure >= USED_UP or not sim.completed:
         return found
     waiting = sim.raw.timeline["waiting"] / sim.timeline_bin_s
-    if not (waiting >= 1.0).any():
-        return found
-    usage = f"requests wait in {(waiting >= 1.0).mean():.0%} of the time, up to {waiting.max():.0f} at once"
+    share = (waiting >= 1.0).mean()
+    if share < SELDOM:
+        (step,) = (each for each in limits if each.name == "step time")
+        return step._replace(usage=f"TTFT {sim.mean_ttft_ms:.0f} ms almost without waiting, {step.usage}")
+    usage = f"requests wait in {share:.0%} of the time, up to {waiting.max():.0f} at once"
     return Limit("bursts", found.pressure, usage, "fewer requests per GPU, or hot adapters on more GPUs")
 
 

@@ -80,6 +80,18 @@ def test_requests_that_come_together_are_bursts() -> None:
     assert limit_of(run(steady, 1)).name != "bursts"
 
 
+def test_without_a_queue_steps_take_the_time() -> None:
+    """A server that breaks a tight TTFT limit while hardly any request waits is limited by its steps, not by the small
+    part of the TTFT that passes in the API server."""
+    fleet = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(3)]).held_to("p95_ttft_ms=40")
+    hour = run(fleet, 3)
+    assert hour.slo_used > 1.0
+    assert hour.engine_mean_ttft_ms > 0.8 * hour.mean_ttft_ms
+    found = limit_of(hour)
+    assert (found.name, found.advice) == ("step time", "fewer requests per GPU")
+    assert found.usage.startswith(f"TTFT {hour.mean_ttft_ms:.0f} ms almost without waiting, ITL ")
+
+
 def test_a_server_of_the_base_model_alone_has_a_limit() -> None:
     """It has no slots that could be short."""
     run = packer.simulate(

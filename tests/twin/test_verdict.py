@@ -114,7 +114,7 @@ def test_limits_of_requests_that_only_break_together_are_named_together(toy_prof
     ("concurrency", "limit_ms", "cause", "outstanding"),
     [(3000, 2000.0, "step time", "3,000 requests outstanding, 834 running"),
      (100, 20.0, "concurrency", "100 requests outstanding, 99 running"),
-     (1, 20.0, "front end", "1 request outstanding, 1 running")],
+     (1, 20.0, "step time", "1 request outstanding, 1 running")],
 )  # fmt: skip
 def test_a_closed_loop_of_too_many_requests_is_not_limited_by_its_start_or_bursts(
     concurrency: int, limit_ms: float, cause: str, outstanding: str
