@@ -32,7 +32,7 @@ from packer.io.web import Address
 from packer.lengths import MAX_TOKENS
 from packer.live import results
 from packer.live.load import KEY, STOPPING, LoadJob, Said, import_aiohttp
-from packer.live.metrics import MAX_PAGE_BYTES, kept
+from packer.live.metrics import MAX_PAGE_BYTES, kept, thinned
 from packer.live.results import LoadResult
 
 ERROR_TEXT = 160  # Characters of a server's error message that are kept.
@@ -319,6 +319,8 @@ async def _look(run: _Run, session: Any) -> None:
             data = bytearray()
             while len(data) <= MAX_PAGE_BYTES and (piece := await response.content.read(1 << 16)):
                 data += piece
+                if len(data) > MAX_PAGE_BYTES // 2:
+                    data[:] = thinned(bytes(data))
             if response.status == 200 and len(data) <= MAX_PAGE_BYTES:
                 text = kept(data.decode(errors="replace"))
     run.metrics.append((run.now() if run.start else 0.0, text))

@@ -16,9 +16,10 @@ NAMES: Mapping[str, Sequence[str]] = table("packer.live", "figures.toml")
 share. The others are counters from the server's start; prefix_queries and prefix_hits count tokens."""
 _CACHE, _LORA = "vllm:cache_config_info", "vllm:lora_requests_info"
 _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
+_STARTS = tuple(name.encode() for name in _KEPT)
 _LINE = re.compile(r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-MAX_PAGE_BYTES = 4 << 20  # Maximum bytes of a page that a server may send.
+MAX_PAGE_BYTES = 4 << 20  # Maximum bytes of an answer of a server, of a page those of its `thinned` lines.
 MAX_KEPT = 100_000  # Characters of a page that are kept; vLLM writes some hundred for each engine.
 MAX_FIGURE = 1e18
 
@@ -117,6 +118,19 @@ def page_of(text: str, time_s: float = 0.0) -> Page:
 def _parts(names: str) -> frozenset[str]:
     """The parts of a text between commas, without spaces around them; empty ones are left out."""
     return frozenset(part.strip() for part in names.split(",")) - {""}
+
+
+def thinned(page: bytes) -> bytes:
+    """The lines of a page that `page_of` reads, of the lists of adapters the latest alone, and what follows the last
+    line's end: pages of vLLM grow with each list."""
+    *lines, rest = page.split(b"\n")
+    most, latest, own = 0.0, b"", list[bytes]()
+    for line in lines:
+        if not line.startswith(_LORA.encode()):
+            own += [line] if line.startswith(_STARTS) else []
+        elif (value := _figure(line.rpartition(b" ")[2].decode(errors="replace"))) and value > most:
+            most, latest = value, line
+    return b"\n".join([*own, latest, rest])
 
 
 def kept(text: str) -> str:

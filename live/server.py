@@ -21,7 +21,7 @@ from packer.export.servers import engine_flags
 from packer.io.web import Address, ask
 from packer.live import inside
 from packer.live.launch import Launch
-from packer.live.metrics import MAX_PAGE_BYTES
+from packer.live.metrics import MAX_PAGE_BYTES, thinned
 from packer.settings import Settings
 
 HOST = "127.0.0.1"
@@ -222,9 +222,10 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
 
 def get(where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None) -> tuple[int, str]:
     """GET a page, or POST a JSON `body`; return status and text of the answer. Status 0 and the reason: no answer of up
-    to `MAX_PAGE_BYTES` came in time."""
+    to `MAX_PAGE_BYTES` came in time. Of a long page of /metrics only the lines that `page_of` reads are returned."""
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
     about: dict[str, Any] = {"limit_bytes": MAX_PAGE_BYTES, "content_type": "application/json"}
+    about |= {"thin": thinned} if path == "/metrics" else {}
     try:
         status, data = ask(address, path, body=body, total_s=timeout_s, **about)
     except (OSError, http.client.HTTPException, ValueError) as error:

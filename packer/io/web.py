@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,10 +125,11 @@ def key_of(source: str | None, environment: Mapping[str, str] = os.environ) -> s
 
 def ask(
     where: Address, path: str, *, body: bytes | None = None, limit_bytes: int, total_s: float,
-    content_type: str = "application/x-www-form-urlencoded",
+    content_type: str = "application/x-www-form-urlencoded", thin: Callable[[bytes], bytes] | None = None,
 ) -> tuple[int, bytes]:  # fmt: skip
     """Send a GET, or a POST with `body`, and return status and content of the response. Redirects are not followed.
 
+    `thin`: returns the part of what came so far that is needed, so that longer responses keep within `limit_bytes`.
     Raises `OSError`: no response, or not a complete one within `total_s` and `limit_bytes`;
     `http.client.HTTPException`: the response is not HTTP.
     """
@@ -149,7 +150,7 @@ def ask(
     timer = threading.Timer(total_s, cut)
     timer.daemon = True
     timer.start()
-    data = bytearray()
+    data, read = b"", 0
     try:
         connection.sock = _connected(parts.hostname or "", connection.port, total_s)
         connection.sock.settimeout(total_s)
@@ -163,8 +164,7 @@ def ask(
         head |= {} if body is None else {"Content-Type": content_type}
         connection.request("GET" if body is None else "POST", parts.path + path, body, head)
         response = connection.getresponse()
-        while len(data) <= limit_bytes and (piece := response.read1(PIECE)):
-            data += piece
+        data, read = _content(response, limit_bytes, thin)
     except (OSError, http.client.HTTPException):
         if not late.is_set():
             raise
@@ -176,11 +176,24 @@ def ask(
     if len(data) > limit_bytes:
         raise OSError(f"an answer of more than {limit_bytes:,} bytes")
     if response.length and response.status == 200:  # bytes that are missing
-        raise OSError(f"an answer cut after {len(data):,} of {len(data) + response.length:,} bytes")
+        raise OSError(f"an answer cut after {read:,} of {read + response.length:,} bytes")
     coding = response.headers.get("Content-Encoding", "identity")
     if data and response.status == 200 and coding.lower() != "identity":
         raise OSError(f"an answer compressed as {shown(coding)}, although an uncompressed one was asked for")
-    return response.status, bytes(data)
+    return response.status, data
+
+
+def _content(
+    response: http.client.HTTPResponse, limit_bytes: int, thin: Callable[[bytes], bytes] | None
+) -> tuple[bytes, int]:
+    """Content of a response, thinned, and how many bytes were read; both end once the content exceeds the limit."""
+    data, read = bytearray(), 0
+    while len(data) <= limit_bytes and (piece := response.read1(PIECE)):
+        data += piece
+        read += len(piece)
+        if thin is not None and len(data) > limit_bytes // 2:
+            data[:] = thin(bytes(data))
+    return bytes(data), read
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from packer.io.web import Address
 from packer.kv_shape import KvShape
-from packer.live.metrics import MAX_KEPT, KvCache, kept, page_of, summarise
+from packer.live.fleet_file import Host, StepLimits
+from packer.live.host import RunningServer
+from packer.live.metrics import MAX_KEPT, MAX_PAGE_BYTES, KvCache, kept, page_of, summarise, thinned
+from tests.live.stand_in import StandIn
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -159,6 +163,29 @@ def test_what_is_kept_of_a_page_is_bounded() -> None:
     """A page of millions of figures."""
     assert len(kept(PAGE * 10_000)) <= MAX_KEPT
     assert kept(PAGE).count("\n") == 4
+
+
+def test_a_page_of_any_length_says_what_the_server_does_now() -> None:
+    """vLLM never drops the series of a list of adapters: after an hour a page has tens of megabytes, in which the
+    newest list may be anywhere."""
+    line = 'vllm:lora_requests_info{{max_lora="8",running_lora_adapters="{}",waiting_lora_adapters="x"}} {}\n'
+    lists = [line.format(",".join(f"adapter-{k + i}" for i in range(24)), 1e9 + k) for k in range(20_000)]
+    lists[7_000] = line.format("a0", 2e9)
+    text = "".join([*lists, PAGE.replace("} 1.79", "} 1.79e9")])
+    assert len(text) > 2 * MAX_PAGE_BYTES
+    server = StandIn()
+    server.raw["/metrics"] = lambda handler: handler.wfile.write(f"HTTP/1.0 200 OK\r\n\r\n{text}".encode())
+    page = page_of(RunningServer(Host(server.url, "gpu-0"), Address(server.url), StepLimits()).metrics())
+    server.close()
+    assert page == page_of(text)
+    assert page.adapters == {"a0", "x"}
+
+
+@pytest.mark.parametrize("cut", range(0, len(PAGE), 37))
+def test_a_thinned_page_reads_as_the_whole_one(cut: int) -> None:
+    """Wherever a page is cut between two pieces, nothing that is read from it is lost."""
+    page = PAGE.encode() + PAGE.replace('"a0"', '"b"').replace("} 1.79", "} 1.7e0").encode()
+    assert page_of((thinned(page[:cut]) + page[cut:]).decode()) == page_of(page.decode())
 
 
 def test_a_counter_that_falls_began_anew() -> None:
