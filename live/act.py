@@ -15,13 +15,16 @@ from packer.io.files import claimed
 from packer.live.fleet_file import LiveFleet, LiveState
 from packer.live.host import Models, RunningServer, ShellCommand, each_of
 from packer.live.matching import by_others, goal_of
-from packer.live.metrics import page_of
+from packer.live.metrics import Page, page_of
 from packer.live.router_file import RouterWriter
 from packer.moves import Placement, by_adapter, ordered
 from packer.plan import Plan
 from packer.words import counted, listed
 
 POLL_S = 0.25  # Seconds between checks whether an adapter's requests ended, and before a server's second look.
+REST, MOST_REST_S = 10.0, 5.0
+"""While adapters leave, /metrics is read again after this many times the time of its answer, at most these seconds: a
+server renders a long page in a second or more, without any output."""
 
 
 class _BusyError(LiveError):
@@ -50,6 +53,7 @@ class Acting:
         self.stopping: dict[int, float] = {}  # servers whose requests have to end: since when
         self.cut: Callable[[], str] = lambda: ""  # before what a wait for requests has to end
         self._fresh = True
+        self._pages: dict[int, tuple[Page, float]] = {}  # of servers that adapters leave, and until when they are new
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -270,6 +274,7 @@ class Acting:
     def _unload_all(self, faults: list[str], pairs: Sequence[tuple[int, str]]) -> None:
         """Unload these adapters of servers when their requests, to which no route leads any more, have ended."""
         time.sleep(self.fleet.limits.settle_s if pairs else 0.0)
+        self._pages.clear()
         end_s = time.monotonic() + self.fleet.limits.drain_s
         for s, name in pairs:
             what = f"unload {shown(name)} from {self.servers[s].name}"
@@ -283,10 +288,19 @@ class Acting:
     def _drain(self, s: int, name: str, end_s: float) -> None:
         """Wait until the requests of an adapter have ended. Raises `_BusyError`: they have not at `end_s`, or `cut`."""
         late = f"within {self.fleet.limits.drain_s:g} s"
-        while (busy := page_of(self.servers[s].metrics()).busy(name)) is not False:
+        while (busy := self._page(s).busy(name)) is not False:
             if within := self.cut() or (late if time.monotonic() > end_s else ""):
                 raise _BusyError(_busy_words(busy, f" of {shown(name)}", within, "loaded"))
             time.sleep(POLL_S)
+
+    def _page(self, s: int) -> Page:
+        """A server's /metrics, at most `MOST_REST_S` old: no request comes to an adapter whose routes have ended."""
+        if s not in self._pages or time.monotonic() >= self._pages[s][1]:
+            begun_s = time.monotonic()
+            page = page_of(self.servers[s].metrics())
+            now_s = time.monotonic()
+            self._pages[s] = page, now_s + min(REST * (now_s - begun_s), MOST_REST_S)
+        return self._pages[s][0]
 
     def _start(self, s: int) -> None:
         server = self.servers[s]

@@ -12,6 +12,7 @@ from packer.change import Change
 from packer.live import act
 from packer.live.act import Acting
 from packer.live.fleet_file import LiveFleet
+from packer.live.metrics import page_of
 from packer.plan import Plan
 from tests.live.stand_in import StandIn
 from tests.live.test_act import GOAL, LOAD, _short, fleet, plan_of, routed, servers  # noqa: F401 - fixtures
@@ -109,6 +110,24 @@ def test_adapters_that_leave_together_are_waited_for_together(
     servers[0].busy = {"a", "b", "f"}
     assert len(made.carry_out(Change(0.0, unload=tuple((0, name) for name in "abf")))) == 3
     assert clock.now < 2.0 * made.fleet.limits.drain_s
+
+
+def test_a_server_whose_metrics_take_long_is_seldom_asked_for_them(
+    made: Acting,
+    servers: list[StandIn],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server gives no output while it renders a page: a page of a second is read a few times a minute, however many
+    adapters leave, and those that are idle leave at once."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda s: setattr(clock, "now", clock.now + s)
+    monkeypatch.setattr(act, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep, time=lambda: 0.0))
+    monkeypatch.setattr(act, "page_of", lambda text: (clock.sleep(1.0), page_of(text))[1])
+    made.fleet = replace(made.fleet, limits=replace(made.fleet.limits, drain_s=60.0))
+    servers[0].busy = {"f"}
+    assert len(made.carry_out(Change(0.0, unload=tuple((0, name) for name in "abf")))) == 1
+    assert servers[0].adapters.keys() == {"f"}
+    assert servers[0].counts["/metrics"] <= 12
 
 
 def test_adapters_from_other_paths_are_said(
