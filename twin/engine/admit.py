@@ -109,7 +109,7 @@ def admit_one(state: ServerState, loading: FloatArray, r: int, cached: int, take
     """Add request `r` to the batch; this step computes `take` tokens after the `cached` ones."""
     server, request = state.server, state.requests[r]
     a, tokens = request.owner + 1, request.prompt + request.generated
-    take_first(server, state.requests, state.adapters, state.trees, r, a)
+    take_first(server, state.requests, state.adapters, state.links["batch"], state.trees, r, a)
     join(state, loading, a)
     place(server, state.adapters, state.heaps, a)
     server.running += 1
@@ -151,7 +151,7 @@ def admit(state: ServerState, loading: FloatArray, pool: Pool | None, ahead: boo
             take_room(state, pool, r, cached, take)
             admit_one(state, loading, r, cached, take)
             budget -= take
-    after_walk(server, state.requests, adapters, state.heaps, state.trees, end_key)
+    after_walk(server, state.requests, adapters, state.heaps, state.links["batch"], state.trees, end_key)
     if server.joiners > 0:
         walk(server, adapters, state.sets, state.members, loading)
     # Adapters of the batch that were evicted are loaded again without an admission.

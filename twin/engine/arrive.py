@@ -128,7 +128,7 @@ def arrive(state: ServerState, frontend: Record, each: Each | None, now: float) 
         if each is not None and server.by_priority == 1:
             put_by_key(state, r)
         else:
-            put_last(server, requests, adapters, state.heaps, state.trees, r)
+            put_last(server, requests, adapters, state.heaps, state.links["batch"], state.trees, r)
 
 
 @njit(inline="always", **ENGINE_FLAGS)

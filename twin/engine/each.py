@@ -137,6 +137,6 @@ def end_limbo(state: ServerState, each: Each) -> None:
             put_by_key(state, r)
         else:
             a = requests[r].owner + 1
-            put_first(server, requests, state.adapters, state.trees, r, a)
+            put_first(server, requests, state.adapters, state.links["batch"], state.trees, r, a)
             place(server, state.adapters, state.heaps, a)
     each.whole[0].limbo = 0

@@ -216,7 +216,7 @@ def admit_one(state: ServerState, law: Law, each: Each, pool: Pool, a: int, hits
     if server.by_priority == 1:
         take_by_key(state, a)
     else:
-        take_first(server, state.requests, state.adapters, state.trees, r, a)
+        take_first(server, state.requests, state.adapters, state.links["batch"], state.trees, r, a)
     join(state, law.loading, a)
     place(server, state.adapters, state.heaps, a)
     each.running[server.running] = r

@@ -17,7 +17,7 @@ from packer.twin.engine.holding import hash_full, leave_phase, stand_up
 from packer.twin.engine.pool import Pool, free_blocks, take_blocks
 from packer.twin.engine.slots import leave, make_room
 from packer.twin.engine.state import NONE, ServerState
-from packer.twin.engine.waiting import place, put_behind_skipped, put_first
+from packer.twin.engine.waiting import place, put_first
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 
 
@@ -108,10 +108,7 @@ def preempt(state: ServerState, pool: Pool | None, ahead: bool) -> None:
         # It stands in no queue: until `finish`, only the count includes it.
         server.waiting += 1
         return
-    if server.skipped_first == 1:
-        put_behind_skipped(server, requests, state.adapters, state.heaps, r, a)
-    else:
-        put_first(server, requests, state.adapters, state.trees, r, a)  # `self.waiting.appendleft`
+    put_first(server, requests, state.adapters, links["batch"], state.trees, r, a)  # `self.waiting.appendleft`
     leave(state, a, server.step - 1)
     place(server, state.adapters, state.heaps, a)
 

@@ -118,7 +118,8 @@ SERVER = record(
     # Waiting requests.
     ("front", "i8"),  # key of the request that was put in front last
     ("heap_sizes", "i8", (2,)),  # sizes of `heaps`
-    ("passed_key", "i8"),  # with `skipped_first`: a walk has passed over requests with smaller keys
+    ("passed_last", "i8"),  # with `skipped_first`: the last waiting request that a walk has passed over
+    ("passed_key", "i8"),  # requests that walks have passed over so far
     # Adapters in slots and in host memory, and the walk over the adapters of the batch.
     ("residents", "i8"),  # adapters in slots
     ("on_host_count", "i8"),  # adapters in host memory
@@ -168,7 +169,7 @@ REQUEST = record(  # 96 bytes: a run keeps millions
     ("prompt", "i4"),  # prompt tokens
     ("output", "i4"),  # output tokens
     ("generated", "i4"),  # tokens that came out before its last preemption
-    ("start", "i4"),  # step in which its last prefill ended; waiting: see `by_priority.meld`, `engine.reversal`
+    ("start", "i4"),  # step in which its last prefill ended; waiting: see `engine.waiting`, `by_priority.meld`
     ("context", "i4"),  # tokens of that prefill; with `by_priority`, its priority
     ("next", "i4"),  # next request of the list that it is in
     ("status", "i1"),  # ACCEPTED, FINISHED, GIVEN_UP or 0
@@ -182,7 +183,7 @@ REQUEST = record(  # 96 bytes: a run keeps millions
     ("last_s", "f8"),  # last token before a preemption
 )
 RINGS = record(
-    ("batch", LINK),  # running requests in order of admission
+    ("batch", LINK),  # running requests in order of admission; see `engine.waiting` for others
     ("due", LINK),  # requests that finish in the same step
 )
 ADAPTER = record(  # 128 bytes: two cache lines

@@ -305,11 +305,11 @@ def _busy(policy: str = "reserved", **coefficients: float) -> Case:
 
 @pytest.mark.parametrize("policy", ["reserved", "unified"])
 @pytest.mark.parametrize("max_outstanding", [None, 40])
-@pytest.mark.parametrize("version", ["0.5.0", "0.8.5", "0.11.0"])
+@pytest.mark.parametrize("version", ["0.5.0", "0.8.5", "0.11.0", "0.28.0"])
 def test_busy_server_is_the_oracle(policy: str, max_outstanding: int | None, version: str) -> None:
     """Poisson requests that queue, are passed over, preempted, refused and loaded from disk agree."""
     case = replace(_busy(policy, per_waiting_ms=1 / 32), max_outstanding=max_outstanding)
-    engine = replace(case.profile.engine, version=version, prefix_caching=False)
+    engine = replace(case.profile.engine, version=version, prefix_caching=False, async_scheduling=False)
     case = replace(case, profile=replace(case.profile, engine=engine))
     naive = assert_agree(case, seed=3)
     assert naive is not None

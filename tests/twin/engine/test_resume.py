@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -148,14 +148,34 @@ def test_state_during_a_step_is_its_batch(server: Server, requests: tuple[np.nda
     assert in_flight > 100
 
 
+def _fifo(state: rows.ServerState, number: int) -> Iterator[int]:
+    """Yield a waiting request, given by its number + 1, and those behind it."""
+    while number > 0:
+        yield number - 1
+        number = int(state.requests["next"][number - 1])
+
+
 def _waits(state: rows.ServerState, r: int) -> bool:
     """Whether request `r` is in the FIFO of its adapter."""
-    at = state.adapters[state.requests[r].owner + 1].head
-    while at > 0:
-        if at == r + 1:
-            return True
-        at = state.requests[at - 1].next
-    return False
+    return r in _fifo(state, int(state.adapters[state.requests[r].owner + 1].head))
+
+
+def test_a_request_gets_one_further_key_while_it_waits(server: Server, requests: tuple[np.ndarray, Marks]) -> None:
+    """A request that is passed over gets a key of its own, once; preemptions of others do not change it."""
+    engine = replace(server.profile.engine, version="0.28.0", prefix_caching=False, async_scheduling=False)
+    server = replace(server, profile=replace(server.profile, engine=engine))
+    state, law = _fresh(server, requests), law_of(server.profile)
+    fill_inbox(state, requests[0])
+    keys: dict[int, set[int]] = {}
+    passed = 0
+    for stop in np.arange(0.0, RUN_S, 0.007):  # a step takes at least as long
+        advance(state, law, float(stop))
+        heads = state.adapters["head"][state.adapters["head"] > 0].tolist()
+        waiting = [r for head in heads for r in _fifo(state, head)]
+        keys = {r: keys.get(r, set()) | {int(state.requests[r].key)} for r in waiting}
+        assert max(map(len, keys.values()), default=0) <= 2
+        passed = max(passed, sum(len(found) == 2 for found in keys.values()))
+    assert min(passed, state.server.preemptions) > 5
 
 
 @pytest.mark.parametrize("places", [1, 3, 4])
