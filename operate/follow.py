@@ -142,7 +142,8 @@ class Following:
         number = {name: a for a, name in enumerate(self.fleet.names)}
         # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
         self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
-        if not self.dry_run:  # written with the next step
+        # Written with the next step. While no server answers, routes stay: it may be packer's own network that fails.
+        if answers and not self.dry_run:
             names = [each.name for each in self.acting.servers]
             self.acting.state.servers = {name: dict(own) for name, own in zip(names, placed, strict=True)}
         self.held = [{number[n]: share for n, share in own.items() if n in number} for own in placed]
