@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from packer.operate.day import Schedule
 
 
-Trends = dict[str, tuple[float, ...]] | None
+Trends = dict[str, tuple[float, ...]]
 
 
 @bundle
@@ -55,11 +54,13 @@ class DayOptions:
     slo: tuple[str, ...] = common("slo")
     seed: int = common("seed")
 
-    def rates(self, fleet: packer.Workload, out: Writing) -> tuple[dict[str, npt.NDArray[np.float64]], Trends]:
-        """Rates of the adapters in each period, req/s, from the file or the trace, and the trends of a trace."""
+    def periods(self, fleet: packer.Workload, out: Writing) -> tuple[dict[str, npt.NDArray[np.float64]], Trends, float]:
+        """Rates of the adapters in each period, req/s, the trends inside the periods, and the length of a period, s; if
+        it is neither given nor known from the columns' names, a message says the default."""
         from packer.objectives.headroom import read_rates
         from packer.operate.observe import replayed_trace
-        from packer.operate.schedule import periods_of_trace
+        from packer.operate.schedule import periods_of_trace, trends_of_rates
+        from packer.traces.pattern import spacing_s
         from packer.traces.read import read_trace
 
         replays = fleet.arrivals.trace is not None
@@ -68,21 +69,17 @@ class DayOptions:
                 raise IncompatibleError("The fleet's file has the requests: expected neither --rates nor --trace.")
             raise IncompatibleError("Expected either --rates or --trace.")
         if self.rates_path is not None:
-            return read_rates(self.rates_path, fleet), None
+            rates = read_rates(self.rates_path, fleet)
+            if (period_s := self.period_s or spacing_s(list(rates))) is None:
+                whole = counted(len(rates), "column")
+                out.note(f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS")
+            period_s = period_s or HOUR_S
+            return rates, trends_of_rates(fleet, rates, period_s), period_s
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
         for text in () if self.trace_path is None else trace.notes:
             out.note(text)
-        return periods_of_trace(trace, fleet, self.period_s or HOUR_S)
-
-    def length_s(self, periods: Sequence[str], out: Writing) -> float:
-        """Length of a period, s; if neither given nor known from the columns' names, a message says the default."""
-        from packer.traces.pattern import spacing_s
-
-        found = self.period_s
-        if found is None and self.rates_path is not None and (found := spacing_s(periods)) is None:
-            whole = counted(len(periods), "column")
-            out.note(f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS")
-        return found or HOUR_S
+        period_s = self.period_s or HOUR_S
+        return *periods_of_trace(trace, fleet, period_s), period_s
 
 
 _TABLE = re.compile(r"\d{4,}-(routing\.json|nginx\.conf|envoy\.yaml|litellm\.yaml)", re.ASCII)
@@ -142,8 +139,7 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     fleet = file.fleet().held_to(hours.slo)
     kinds = servers.kinds(int(fleet.ranks.max()))
     out.note_profiles(*(kind.profile for kind in kinds))
-    rates, trends = hours.rates(fleet, out)
-    period_s = hours.length_s(list(rates), out)
+    rates, trends, period_s = hours.periods(fleet, out)
     day_s = len(rates) * period_s
     if keda_path is not None:
         check_day(day_s, timezone)

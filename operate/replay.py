@@ -91,8 +91,8 @@ def requests_of_day(
     workload: Workload, rates: Mapping[str, FloatArray], period_s: float, *,
     trends: Mapping[str, Sequence[float]] | None = None, seed: int = 0,
 ) -> RequestTrace:  # fmt: skip
-    """Requests of a day: in each period arrivals at its rates, with the fleet's lengths and bursts and, as for
-    `packer.schedule`, the period's trend."""
+    """Requests of a day: in each period arrivals at its rates, with the fleet's lengths and bursts and with the
+    period's trend, as for `packer.schedule`; without `trends`, with the fleet's own."""
     parts = []
     for k, (name, vector) in enumerate(rates.items()):
         busy = np.flatnonzero(vector > 0.0)

@@ -33,7 +33,7 @@ from packer.solvers.base import used_gpus
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import begins_at_s, clock, rates_of
 from packer.traces.trace import Trace
-from packer.traces.trend import trend_of
+from packer.traces.trend import DECODE, trend_of, trends_between
 from packer.twin.hours import merged
 from packer.twin.memory.starts import starting
 from packer.workload import Workload
@@ -65,6 +65,16 @@ def periods_of_trace(
         found[clock(begin_s)] = rates
         trends[clock(begin_s)] = trend_of(trace, begin_s, period_s, daily=not table.whole)
     return found, trends
+
+
+def trends_of_rates(fleet: Workload, rates: Mapping[str, FloatArray], period_s: float) -> dict[str, tuple[float, ...]]:
+    """How the load changes within each period by the mean rates of its neighbours (`trends_between`), as in
+    `periods_of_trace`. A single period has the fleet's own trend."""
+    if len(rates) == 1:
+        return dict.fromkeys(rates, fleet.arrivals.trend)
+    tokens = fleet.mean_input_tokens + DECODE * fleet.mean_output_tokens
+    loads = np.array([vector @ tokens for vector in rates.values()])
+    return dict(zip(rates, trends_between(loads, period_s), strict=True))
 
 
 @public
@@ -101,7 +111,8 @@ def schedule(
     `rates`: requests per second of each adapter, float64 (n,), by period, in the order of the day. Periods that are
     all named by times of day (HH:MM) begin then.
     `trends`: how all rates change within a period, by period: length of a part, s; its factor, of each in turn
-    (`periods_of_trace`). Periods without one have constant mean rates. None: all have those of the fleet.
+    (`periods_of_trace`). Periods without one have constant mean rates. None: rates pass through those of a period on
+    the way from the period before it to the next one (`trends_of_rates`).
     `period_s`: length of a period. `startup_s`: start-up time of a server; None: the longest of the profiles.
     `slo`: the goal, as for `packer.solve` ("none": servers must only not starve).
     `max_replicas`: maximum number of parts of an adapter; None: as many as it needs.
@@ -118,9 +129,10 @@ def schedule(
     fleet = drawn_within(workload.held_to(slo), period_s)
     asked = Conditions(margin=margin, max_replicas=max_replicas, seed=seed, stop=stop)
     progress("all day", 0, len(rates))
-    if unknown := (trends or {}).keys() - rates.keys():
+    trends = trends_of_rates(fleet, rates, period_s) if trends is None else trends
+    if unknown := trends.keys() - rates.keys():
         raise UnknownNameError("period with a trend", min(unknown), rates)
-    own = {} if trends is None else {name: fleet.arrivals.following(trends.get(name, ())) for name in rates}
+    own = {name: fleet.arrivals.following(trends.get(name, ())) for name in rates}
     day = _Day(period_s, *_groups(fleet, profile, rates, asked, own))
     static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     fleet = measure_workload(trace).with_arrivals(packer.Arrivals())
     rates = rates_of_day(fleet.rates)
     started = time.perf_counter()
-    found = schedule(fleet, profile, rates, period_s=PERIOD_S)
+    found = schedule(fleet, profile, rates, trends={}, period_s=PERIOD_S)
     planned_s = time.perf_counter() - started
     requests = requests_of_day(fleet, rates, PERIOD_S, seed=11)
     end_s = PERIOD_S * len(rates)

@@ -23,11 +23,10 @@ from packer.operate import schedule as schedules
 from packer.operate.day import Period, Schedule
 from packer.operate.observe import drawn_within
 from packer.operate.replay import windows_of
-from packer.operate.schedule import periods_of_trace, schedule
+from packer.operate.schedule import schedule
 from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
 from packer.testing.analytic import small_profile
-from packer.traces.trace import Trace
 from packer.twin.hours import Hours
 from packer.workload import Workload
 
@@ -349,21 +348,6 @@ def test_a_schedule_is_replayed(found: Schedule) -> None:
     assert windows[0].cluster.placement is not None
 
 
-def test_rates_come_from_a_trace() -> None:
-    """Requests of two days give the mean rate of each period; an adapter without requests has none."""
-    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)])
-    times = np.concatenate([np.arange(0.5, 3600.0, 10.0), 3600.0 + np.arange(0.5, 3600.0, 20.0)])
-    ones = np.ones(len(times), dtype=np.int64)
-    trace = Trace(times, ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,))
-    found, trends = periods_of_trace(replace(trace, start_s=5 * 3600.0), fleet, 3600.0)
-    assert list(found) == ["05:00", "06:00"]
-    assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
-    assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
-    assert trends == {"05:00": (), "06:00": ()}
-    with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
-        periods_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
-
-
 def test_a_period_whose_load_rises_holds_at_its_height() -> None:
     """A period in which the rates rise gets servers for its end; one at the same mean rates those for the mean."""
     rates, rise = dict.fromkeys("ab", np.full(40, 0.3)), (300.0, *np.linspace(0.2, 1.8, 12))
@@ -385,14 +369,3 @@ def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Sch
     evening = replace(night, names=("3",), start_s=8 * 3600.0, end_s=9 * 3600.0)
     assert schedules._merged([early, late, evening], plan_for, 0.0) == [late, both]
     plan_for.assert_called_once_with((*evening.names, *early.names))
-
-
-@pytest.mark.parametrize(("from_hour", "hours"), [(22, 4), (9, 3), (6, 24)])
-def test_periods_of_a_part_of_a_day_follow_each_other(from_hour: int, hours: int) -> None:
-    """Also over midnight; a whole day begins there."""
-    times = np.arange(0.0, hours * 3600.0, 100.0)
-    ones = np.ones(len(times), dtype=np.int64)
-    seen = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0 + from_hour * 3600.0)
-    found, _ = periods_of_trace(seen, Workload([Adapter("a", 8, 1.0)]), 3600.0)
-    first = 0 if hours == 24 else from_hour
-    assert list(found) == [f"{(first + k) % 24:02d}:00" for k in range(hours)]

@@ -10,7 +10,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.traces.trace import Trace
-from packer.traces.trend import PARTS, trend_within
+from packer.traces.trend import PARTS, trend_within, trends_between
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
 
@@ -45,12 +45,17 @@ def test_a_trend_is_found_again(arrivals: Arrivals) -> None:
 
 
 def test_lengths_that_grow_are_a_trend() -> None:
-    """The trend is that of the offered load, so that longer prompts at the same rate are one."""
+    """The trend is that of the engine's time, so that longer prompts at the same rate are one, and so are answers, a
+    token of which takes as long as several of a prompt."""
     steady = drawn(Arrivals(), 1, rate=5.0)
-    growing = (steady.input_tokens * np.interp(steady.time_s, (0.0, 3600.0), (1.0, 4.0))).astype(np.int64)
-    factors = trend_within(replace(steady, input_tokens=growing), 0.0, 3600.0)
+    longer = np.interp(steady.time_s, (0.0, 3600.0), (1.0, 4.0))
+    one, few = np.full(len(steady), 3000), np.full(len(steady), 1000)
+    prompts = replace(steady, input_tokens=(one * longer).astype(np.int64), output_tokens=few)
+    answers = replace(steady, input_tokens=one, output_tokens=(few * longer).astype(np.int64))
+    factors = trend_within(prompts, 0.0, 3600.0)
     assert np.all(np.diff(factors) > 0.0)
-    assert factors[-1] > 1.3
+    assert factors[-1] == pytest.approx((1.0 + 4.0) / (1.0 + 2.5), abs=0.1)
+    assert trend_within(answers, 0.0, 3600.0) == pytest.approx(factors, abs=0.01)
 
 
 def test_the_same_window_of_every_day_has_one_trend() -> None:
@@ -72,3 +77,26 @@ def test_small_and_long_trends_are_left_out() -> None:
     rising = drawn(Arrivals().following((300.0, *RISE)), 5)
     assert trend_within(rising, 0.0, 3600.0) != ()
     assert trend_within(rising, 0.0, 86_400.0) == ()
+
+
+def test_mean_loads_of_hours_show_how_a_day_rises_and_falls() -> None:
+    """Each hour of a day with one steep peak gets the course of its load, from the means of the hours alone."""
+    minutes = (np.arange(24 * 60) + 0.5) / 60.0
+    load = 1.0 + 50.0 * np.exp(-(((minutes - 12.3) / 3.0) ** 2))
+    found = trends_between(load.reshape(24, 60).mean(axis=1), 3600.0)
+    parts = load.reshape(24, PARTS, 5).mean(axis=2)
+    steep = [k for k in range(24) if parts[k].max() > 1.25 * parts[k].mean()]
+    assert len(steep) >= 6
+    for k in steep:
+        period_s, *factors = found[k]
+        assert period_s == 300.0
+        assert factors == pytest.approx(parts[k] / parts[k].mean(), abs=0.2)
+        assert np.mean(factors) == pytest.approx(1.0, abs=1e-3)
+    assert found[0] == found[12] == ()
+
+
+def test_mean_loads_that_jump_have_no_trend() -> None:
+    """Office hours, idle hours, one busy hour and periods longer than an hour are constant."""
+    for loads in ([1.0, 1.0, 9.0, 9.0, 9.0, 1.0], [0.0, 5.0, 0.0, 0.0], [3.0], [1.0, 7.0]):
+        assert trends_between(np.array(loads), 3600.0) == [()] * len(loads)
+    assert trends_between(np.array([1.0, 5.0, 9.0, 5.0]), 7200.0) == [()] * 4

@@ -1,0 +1,65 @@
+"""Rates and trends of the periods of a day, from a trace or from a table of rates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from packer.adapter import Adapter
+from packer.arrival import Arrivals
+from packer.errors import ValidationError
+from packer.lengths import Lengths
+from packer.operate.schedule import periods_of_trace, schedule, trends_of_rates
+from packer.testing.analytic import small_profile
+from packer.traces.trace import Trace
+from packer.workload import Workload
+
+PROFILE = small_profile()
+LONG = Lengths.constant(500), Lengths.constant(460)
+FLEET = Workload([Adapter(f"a{i}", 8, 0.3) for i in range(40)], *LONG)
+
+
+def test_rates_come_from_a_trace() -> None:
+    """Requests of two days give the mean rate of each period; an adapter without requests has none."""
+    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)])
+    times = np.concatenate([np.arange(0.5, 3600.0, 10.0), 3600.0 + np.arange(0.5, 3600.0, 20.0)])
+    ones = np.ones(len(times), dtype=np.int64)
+    trace = Trace(times, ones, ones, np.zeros(len(times), dtype=np.int64), ("a",), (8,))
+    found, trends = periods_of_trace(replace(trace, start_s=5 * 3600.0), fleet, 3600.0)
+    assert list(found) == ["05:00", "06:00"]
+    assert found["05:00"].tolist() == pytest.approx([0.1, 0.0], rel=0.02)
+    assert found["06:00"].tolist() == pytest.approx([0.05, 0.0], rel=0.02)
+    assert trends == {"05:00": (), "06:00": ()}
+    with pytest.raises(ValidationError, match="the fleet's adapters, got requests of 'a'"):
+        periods_of_trace(trace, Workload([Adapter("b", 8, 1.0)]), 3600.0)
+
+
+def test_a_period_between_others_holds_at_the_height_that_their_rates_show() -> None:
+    """On the way from a quiet period to a busy one rates rise beyond their mean, which fewer servers hold; the fleet's
+    own trend, that of its busiest hour, is in no period of several."""
+    rates = {name: np.full(40, rate) for name, rate in (("a", 0.01), ("b", 0.3), ("c", 0.75), ("d", 0.3))}
+    own = FLEET.with_arrivals(Arrivals().following((300.0, 0.5, 1.5)))
+    trends = trends_of_rates(own, rates, 3600.0)
+    assert [len(each) for each in trends.values()] == [0, 13, 0, 13]
+    assert trends["b"][1] < 0.6 < 1.5 < trends["b"][-1]
+    assert trends["d"][1:] == trends["b"][:0:-1]
+    assert trends_of_rates(own, {"a": rates["a"]}, 3600.0) == {"a": (300.0, 0.5, 1.5)}
+    held, steady = (
+        [each.gpus for each in schedule(own, PROFILE, rates, trends=given, margin=0.0).periods for _ in each.names]
+        for given in (None, {})
+    )
+    assert (steady[1], held[1]) == (1, 2)
+    assert held[0] == steady[0]
+
+
+@pytest.mark.parametrize(("from_hour", "hours"), [(22, 4), (9, 3), (6, 24)])
+def test_periods_of_a_part_of_a_day_follow_each_other(from_hour: int, hours: int) -> None:
+    """Also over midnight; a whole day begins there."""
+    times = np.arange(0.0, hours * 3600.0, 100.0)
+    ones = np.ones(len(times), dtype=np.int64)
+    seen = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0 + from_hour * 3600.0)
+    found, _ = periods_of_trace(seen, Workload([Adapter("a", 8, 1.0)]), 3600.0)
+    first = 0 if hours == 24 else from_hour
+    assert list(found) == [f"{(first + k) % 24:02d}:00" for k in range(hours)]
