@@ -64,7 +64,6 @@ def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
 
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     """The trace in a table or in the text of a .csv or .jsonl file; raises what `read_trace` raises."""
-    source = os.path.basename(os.fspath(path))
     if not isinstance(content, str):
         kind, found = _read_frame(content, fields)
     elif _JSON_LINES.match(content):
@@ -75,7 +74,7 @@ def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: 
     if kind is not None and (fields.skip or fields.strip_prefix):
         requests, more = _without_skipped(requests, more, fields)
     with located():
-        return trace_of_requests(requests, source if kind is None else kind.name, **more)
+        return trace_of_requests(requests, os.path.basename(os.fspath(path)), **more)
 
 
 def _without_skipped(requests: pl.DataFrame, more: dict[str, Any], fields: Fields) -> Requests:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.errors import FileFormatError
+from packer.errors import FileFormatError, ValidationError
 from packer.io.tables import csv_rows
 from packer.traces import read
 from packer.traces.columns import FORMATS, looks_like_trace, recognise
@@ -51,7 +51,7 @@ def test_azure(tmp_path: Path) -> None:
     assert trace.time_s == pytest.approx([0.0, 0.052, 0.098189], abs=1e-9)
     assert trace.input_tokens.tolist() == [4808, 3180, 110]
     assert trace.output_tokens.tolist() == [10, 8, 27]
-    assert (trace.source, trace.adapter, trace.ranks) == ("Azure", None, None)
+    assert (trace.source, trace.adapter, trace.ranks) == ("azure.csv", None, None)
     later = read_trace(write(tmp_path, "azure2024.csv", AZURE_2024))
     assert later.time_s == pytest.approx([0.0, 0.99007])
 
@@ -79,13 +79,21 @@ def test_mooncake_counts_in_milliseconds(tmp_path: Path) -> None:
     assert np.array_equal(read_trace(write(tmp_path, "mooncake.csv", table)).time_s, trace.time_s)
 
 
+@pytest.mark.parametrize("header", ["timestamp,input_tokens,output_tokens", "time,prompt_tokens,completion_tokens"])
+def test_a_trace_is_named_after_its_file(tmp_path: Path, header: str) -> None:
+    """Messages name the file, whether its columns are those of a trace or of an access log."""
+    trace = read_trace(write(tmp_path, "one.csv", f"{header}\n1,10,10\n1,10,10\n"))
+    with pytest.raises(ValidationError, match=r"got 2 requests at one time in one\.csv"):
+        _ = trace.lasting_s
+
+
 def test_burstgpt_failures_are_left_out(tmp_path: Path) -> None:
     """A request with 0 response tokens failed: it is left out and counted."""
     trace = read_trace(write(tmp_path, "burst.csv", BURSTGPT))
     assert len(trace) == 2
     assert trace.dropped == 1
     assert trace.span_s == 40.0
-    assert trace.source == "BurstGPT"
+    assert trace.source == "burst.csv"
 
 
 def test_own_format_is_sorted_and_names_adapters(tmp_path: Path) -> None:
