@@ -128,8 +128,8 @@ class Nearest:
 
     def place_rest(self, opens: Callable[[int], bool] = lambda _adapter: False) -> None:
         """Place each adapter that no server holds on the server with the least load of those with the nearest limits
-        (`packer.failover`), heaviest first; if all are full, a copy leaves whose adapter has requests elsewhere. For
-        adapters that serving servers hold, scale the shares there to a sum of 1.
+        (`packer.failover`), heaviest first; if all are full, a copy leaves whose adapter has requests elsewhere. One of
+        which serving servers hold only copies without requests goes to one of these. Scale other shares to a sum of 1.
 
         `opens`: whether a new server can be opened for an adapter that none takes; later adapters may go there too.
         """
@@ -137,16 +137,17 @@ class Nearest:
         for a in range(len(self.load)):
             own = {s: self.held[s][a] for s in self.serving if a in self.held[s]}
             total = sum(own.values())
-            if not own:
+            if not total and not (own and a in self.roomless):
                 rest.append(a)
             elif abs(total - 1.0) > 1e-9:
                 for s, share in own.items():
                     self.held[s][a] = share / total if total else 1.0 / len(own)
         used, order, kinds = self.used().tolist(), self.order, self._kinds()
         for a in sorted(rest, key=lambda a: -self.load[a]):
-            near = {s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]) for s in self.serving}
+            copies = [s for s in self.serving if a in self.held[s]]
+            near = {s: ((s, a) in self.refused, *nearness(order[a], kinds[s]), used[s]) for s in copies or self.serving}
             rising = sorted(near, key=lambda s: near[s])
-            s = next((s for s in rising if self._takes(s, a)), -1)
+            s = next((s for s in rising if copies or self._takes(s, a)), -1)
             if s < 0 and opens(a):
                 s = len(self.held)
                 self.serving, used, kinds = [*self.serving, s], [*used, 0.0], [*kinds, set()]
@@ -157,7 +158,8 @@ class Nearest:
                 self.left.append(a)
                 continue
             used[s] += self.load[a]
-            self._load(s, a)
+            if not copies:
+                self._load(s, a)
             self.held[s][a] = 1.0
 
     def _kinds(self) -> list[set[int]]:

@@ -78,6 +78,15 @@ def test_what_finds_no_room_is_left_and_the_base_model_needs_none() -> None:
     assert (near.loads, near.left) == ([(0, 2), (0, 0)], [1])
 
 
+def test_idle_copies_of_a_lost_server_share_its_adapters() -> None:
+    """Each adapter goes to one of its copies, by load: with all of them on all servers, slots would hold fewer. The
+    base model, which needs no slot, goes to all."""
+    held = [{1: 0.0, 2: 0.0, 3: 0.0, 0: 0.0}, {1: 0.0, 2: 0.0, 3: 0.0, 0: 0.0}]
+    near = Nearest(np.array([2.0, 5.0, 3.0, 1.0]), held, [0, 1], roomless=[0])
+    near.place_rest()
+    assert (near.loads, near.routes()) == ([], {0: {0: 0.5, 1: 0.5}, 1: {0: 1.0}, 2: {1: 1.0}, 3: {1: 1.0}})
+
+
 def test_copies_with_requests_leave_for_adapters_without_a_server() -> None:
     """Where all servers are full, the copy with the least load gives its requests to the others of its adapter."""
     held = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75}]
