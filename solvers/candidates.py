@@ -12,7 +12,7 @@ from packer.arrays import IntArray
 from packer.bin import Bin
 from packer.predictors.bin_table import SLOT_RANK_FOR
 from packer.profile import Profile
-from packer.twin.arrivals import cut_words
+from packer.twin.arrivals import cut_words, unread_words
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import largest_max_loras
 from packer.words import listed, plural
@@ -88,7 +88,8 @@ def tried_words(most: int) -> str:
 
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> tuple[str, ...]:
-    """A sentence on each kind of server that cuts requests, and on each that has more adapters than were measured.
+    """A sentence on each kind of server that cuts requests, on each column that no server reads, and on each kind of
+    server that has more adapters than were measured.
     `first`: number of the first server."""
     many: dict[Profile, list[tuple[int, int]]] = {}
     for k, item in enumerate(bins, first):
@@ -100,4 +101,5 @@ def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> 
         f"(measured_adapters in {profile.name})"
         for profile, held in many.items()
     )
-    return (*cut_words(workload, dict.fromkeys(item.profile for item in bins)), *beyond)
+    profiles = dict.fromkeys(item.profile for item in bins)
+    return (*cut_words(workload, profiles), *unread_words(workload, profiles), *beyond)

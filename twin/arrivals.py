@@ -20,6 +20,7 @@ from packer.profile import Profile
 from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, own_streams
 from packer.twin.engine.content import Content, blocks_of_sessions, chained, content_of_blocks, content_of_prefixes
+from packer.twin.engine_rules import rules_of
 from packer.twin.own_lengths import at_normal, identities, own_lengths
 from packer.twin.streams import MOST_KEPT, common_clock, drawn_numbers, first_of, generator, kept_for
 from packer.workload import Workload
@@ -170,6 +171,27 @@ def _lengths_of(workload: Workload, adapter: IntArray | None, n: int, seed: int)
             # The key has ids of the lengths: keep these objects, so that no others get their ids.
             kept[:] = marks, own
     return Marks(marks.adapter[:n], marks.input_tokens[:n], marks.output_tokens[:n])
+
+
+def unread_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """Return a sentence for each column of the workload that no server with one of these profiles reads."""
+    engines, trace = [profile.engine for profile in profiles], workload.arrivals.trace
+    marked = trace is not None and trace.priority is not None
+    given = {
+        "Priorities have no effect: no server has --set scheduling-policy=priority": (
+            marked or len({adapter.priority for adapter in workload.adapters}) > 1,
+            any(engine.scheduling_policy == "priority" for engine in engines),
+        ),
+        "Acceptance has no effect: no server has speculative decoding (--set speculation=…)": (
+            any(adapter.acceptance is not None for adapter in workload.adapters),
+            any(engine.speculation is not None for engine in engines),
+        ),
+        "Prompts that begin alike save nothing: no server has --set prefix-caching=on": (
+            workload.shares_prefixes or (trace is not None and trace.blocks is not None),
+            any(rules_of(engine).prefix_caching for engine in engines),
+        ),
+    }
+    return tuple(words for words, (column, read) in given.items() if column and not read)
 
 
 def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:

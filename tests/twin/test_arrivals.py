@@ -16,6 +16,7 @@ from packer.errors import ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.sessions import Sessions
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import small_profile
 from packer.twin import streams
 from packer.twin.arrivals import (
@@ -24,6 +25,7 @@ from packer.twin.arrivals import (
     draw_marks,
     draw_requests,
     draw_times,
+    unread_words,
 )
 from packer.twin.engine.content import blocks_of_sessions
 from packer.twin.override import with_engine
@@ -309,6 +311,20 @@ def test_requests_that_are_cut_are_counted() -> None:
     replayed = fleet.with_arrivals(Arrivals("trace", trace=RequestTrace(*columns)))
     assert cut_words(replayed, [profile])[0].startswith("33.3% of the requests")
     assert not cut_words(Workload([Adapter("a", 8, 1.0)], *[Lengths.gamma(90.0, 1.0)] * 2), [profile])
+
+
+def test_columns_that_no_server_reads_are_named() -> None:
+    """Priorities, acceptance and shared prefixes that change nothing, because of the servers' settings, are named; of
+    servers that read them, and of a fleet without them, nothing is said."""
+    old = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    adapters = [Adapter("a", 8, 1.0, priority=1, acceptance=0.5, shared_prefix_tokens=99), Adapter("b", 8, 1.0)]
+    said = unread_words(Workload(adapters), [old])
+    assert [words.split()[0] for words in said] == ["Priorities", "Acceptance", "Prompts"]
+    drafts = SpeculationSpec("mtp", 1, 0.5)
+    heeding = with_engine(old, vllm_version="0.32.0", scheduling_policy="priority")
+    heeding = replace(heeding, engine=replace(heeding.engine, speculation=drafts))
+    assert not unread_words(Workload(adapters), [old, heeding])
+    assert not unread_words(Workload(adapters[1:]), [old])
 
 
 @pytest.mark.filterwarnings("error")
