@@ -345,7 +345,9 @@ class Following:
         if wrong := self.check(seen):
             raise IncompatibleError(next(iter(wrong.values())))
         self.acting.say_changed(seen)
-        if not self.dry_run:
+        if not any(isinstance(each, Models) for each in seen):  # perhaps packer's own network: routes stay
+            self._unrouted = True
+        elif not self.dry_run:
             self.acting.adopt(self.acting.placement(seen), f"follow {self.acting.plan.workload.name}")
         try:
             self._loop(after, fleet)

@@ -125,16 +125,19 @@ def test_routes_stay_where_no_server_could_be_reached_for_a_while(
     servers: list[StandIn],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """If packer's own network fails, all servers are as they were when it is back: no copy without requests gets any,
-    and shares are the same."""
+    """If packer's own network fails, also at its start, all servers are as they were when it is back: no copy without
+    requests gets any, and shares are the same."""
     loop = following()
     servers[1].adapters["a0"], servers[0].adapters["a2"] = "/adapters/a0", "/adapters/a2"
     state = {"gpu-0": {"a0": 1.0, "a1": 1.0, "a2": 0.25}, "gpu-1": {"a0": 0.0, "a2": 0.75, "a3": 1.0}}
     loop.acting.adopt([*state.values()], "test")
     loop.step(0.0)
-    before = (tmp_path / "router" / "routing.json").read_text()
+    before, started = (tmp_path / "router" / "routing.json").read_text(), following()
     for each in servers:
         each.faults = [("/v1/models", 0, "500")]
+    with pytest.raises(SystemExit):
+        started.run(lambda _made: sys.exit())
+    assert started.acting.state.servers == state
     loop.step(60.0)
     for each in servers:
         each.faults = []
