@@ -222,7 +222,7 @@ def healthy(where: Address | str, timeout_s: float = 2.0) -> bool:
 
 def get(where: Address | str, path: str, timeout_s: float = 5.0, body: bytes | None = None) -> tuple[int, str]:
     """GET a page, or POST a JSON `body`; return status and text of the answer. Status 0 and the reason: no answer of up
-    to `MAX_PAGE_BYTES` came in time. Of a long page of /metrics only the lines that `page_of` reads are returned."""
+    to `MAX_PAGE_BYTES` came in time. Of /metrics only the lines that `page_of` reads are returned."""
     address = Address(where.rstrip("/")) if isinstance(where, str) else where
     about: dict[str, Any] = {"limit_bytes": MAX_PAGE_BYTES, "content_type": "application/json"}
     about |= {"thin": thinned} if path == "/metrics" else {}

@@ -193,7 +193,7 @@ def _content(
         read += len(piece)
         if thin is not None and len(data) > limit_bytes // 2:
             data[:] = thin(bytes(data))
-    return bytes(data), read
+    return thin(bytes(data)) if thin is not None and response.status == 200 else bytes(data), read
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
