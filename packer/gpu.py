@@ -41,12 +41,19 @@ Kinds = Profile | GpuKind | Sequence[Profile | GpuKind]  # Types in which planni
 
 
 def kinds_of(given: Kinds) -> tuple[GpuKind, ...]:
-    """The kinds in the order given, without repeated profiles."""
+    """The kinds in the order given, without repeated profiles. Raises `ValidationError`: there is none, or one profile
+    has two numbers of GPUs at hand."""
     several = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     if not several:
         raise ValidationError("Expected at least one profile, got none.")
-    kinds = (each if isinstance(each, GpuKind) else GpuKind(each) for each in several)
-    return tuple({each.profile: each for each in kinds}.values())
+    kinds: dict[Profile, GpuKind] = {}
+    for each in several:
+        kind = each if isinstance(each, GpuKind) else GpuKind(each)
+        known = kinds.setdefault(kind.profile, kind)
+        if known.available != kind.available:
+            rule = f"Expected one number of GPUs at hand for {kind.profile.name}, got"
+            raise ValidationError(f"{rule} {known.available} and {kind.available}.")
+    return tuple(kinds.values())
 
 
 def stock_of(kinds: Iterable[GpuKind]) -> dict[str, int]:

@@ -44,6 +44,8 @@ def test_kinds_on_equal_gpus_share_them() -> None:
     with pytest.raises(ValidationError, match="one number of GPUs at hand for test-gpu, got 4 and 5"):
         stock_of([GpuKind(LLAMA, available=4), GpuKind(QWEN, available=5)])
     assert [kind.profile for kind in kinds_of([LLAMA, GpuKind(LLAMA), QWEN])] == [LLAMA, QWEN]
+    with pytest.raises(ValidationError, match=r"one number .* got 4 and None"):
+        kinds_of([GpuKind(LLAMA, available=4), LLAMA])
     with pytest.raises(ValidationError, match="at least one profile"):
         kinds_of([])
 

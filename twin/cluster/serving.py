@@ -59,8 +59,6 @@ class Serving:
     ) -> None:  # fmt: skip
         if cluster.network_ms or any(math.isfinite(node.host_bytes) for node in cluster.nodes):
             raise IncompatibleError("Changes are simulated without network_ms and limits of host memory.")
-        if startup_s is not None:
-            checks.real("startup_s", startup_s, low=0.0)
         self.cluster, self.workload, self.startup_s = cluster, workload, startup_s
         self._ranks = np.asarray(slot_ranks, dtype=np.int64)
         self._index = {name: i for i, name in enumerate(workload.names)}
