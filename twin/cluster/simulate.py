@@ -101,8 +101,7 @@ def simulate_cluster(
     how = system if isinstance(system, System) else load_system(system)
     stats_interval_s = how.stats_age_s if stats_interval_s is None else stats_interval_s
     checks.real("stats_interval_s", stats_interval_s, low=0.0)
-    if startup_s is not None:
-        checks.real("startup_s", startup_s, low=0.0)
+    checks.real("startup_s", startup_s or 0.0, low=0.0)
     cluster = placed(workload, cluster, how, seed)
     workload = _with_job(workload, cluster, how)
     chosen = _router(how.router if router is None else router, cluster, workload)
