@@ -19,8 +19,10 @@ from numba.core import event
 from numba.core.codegen import CPUCodegen, JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.cpu import CPUContext
+from numba.core.dispatcher import Dispatcher
 from numba.core.runtime.nrt import rtsys
 from numba.core.targetconfig import ConfigStack
+from numba.core.types import int64, signed_domain, unliteral
 from numba.core.types.functions import BaseFunction
 from numba.core.types.npytypes import Record
 
@@ -176,9 +178,23 @@ def _load_once(context: Any) -> None:
         _LOADED[id(context)] = context
 
 
+_CALL_TEMPLATE: Any = Dispatcher.get_call_template
+
+
+def _call_template(kernel: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """`Dispatcher.get_call_template` with one type for all integers: for each other one Numba would compile again."""
+    return _CALL_TEMPLATE(kernel, tuple(map(_wide, arguments)), {name: _wide(each) for name, each in named.items()})
+
+
+def _wide(kind: Any) -> Any:
+    kind = unliteral(kind)
+    return int64 if kind in signed_domain else kind
+
+
 FASTER: tuple[tuple[Any, str, Any], ...] = (
     (BaseFunction, "get_call_type", _call_type),
     (Record, "__repr__", _repr),
+    (Dispatcher, "get_call_template", _call_template),
     (CPUContext, "load_additional_registries", _load_once),
     (event, "broadcast", lambda _event: None),  # times of each call of LLVM, for listeners
 )

@@ -14,7 +14,7 @@ from numba.core.errors import TypingError
 from packer.twin.engine.containers import sift
 from packer.twin.engine.emit import gap_bin
 from packer.twin.engine.state import ADAPTER, PLACED
-from packer.twin.flags import FLAGS
+from packer.twin.flags import CALLED, FLAGS
 from packer.twin.kernel_library import FASTER
 
 MODULE = """
@@ -113,6 +113,14 @@ def test_only_kernels_call_what_has_no_wrapper() -> None:
 def test_other_compiled_functions_can_call_them() -> None:
     """Numba's own libraries link what is inlined, and find what is called."""
     assert njit(lambda gap_s: gap_bin(gap_s))(1e9) == njit(lambda gap_s: gap_bin(gap_s) + 1)(1e9) - 1
+
+
+def test_integers_of_all_kinds_share_the_code() -> None:
+    """A kernel that is called with a literal and with integers of 32 and of 64 bits is compiled once."""
+    called = njit(**CALLED | {"cache": False})(lambda x: x + 1)
+    caller = njit(**FLAGS | {"cache": False})(lambda values: called(3) + called(values[0]) + called(values.size))
+    assert caller(np.ones(2, dtype=np.int32)) == 4 + 2 + 3
+    assert [str(kind) for (kind,) in called.signatures] == ["int64"]
 
 
 def test_functions_of_others_that_numba_keeps_find_what_they_call(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from numba import njit
 
 from packer.arrays import Record
@@ -205,7 +204,7 @@ def emit(state: ServerState, frontend: Record, pool: Pool | None) -> None:
     bucket = server.sentinel + last
     if state.ends[last] == 1:
         state.ends[last] = 0
-        r = np.int64(due[bucket].after)  # as below: Numba would compile `finish` for each type
+        r = due[bucket].after
         # Requests with a single output token ended their prefill in this step: they come below.
         while r != bucket and state.requests[r].start != server.step - 1:
             finish(state, pool, r)

@@ -60,7 +60,7 @@ def make_room(server: Record, adapters: Record, blocks: int, keep: int) -> None:
 
     Used only if adapters are in the KV cache (unified memory): they are evicted before requests are preempted.
     """
-    e = np.int64(adapters[0].idle.after)
+    e = adapters[0].idle.after
     while server.used + blocks > server.kv_blocks:
         # `keep` is the adapter for whose request the room is made.
         if e == keep and e != 0:
