@@ -140,7 +140,7 @@ class Frontier(Clock, Conditions):
                 trial.go_on(some)
                 if not trial.holds and len(trial.tried) > before:
                     mended = self.mended(trial.tried[before:])
-                if trial.holds or mended or self.over():
+                if trial.holds or trial.overloaded or mended or self.over():
                     break
             self._points[n_gpus] = point_of(self, mended or trial.best)
         return self._points[n_gpus]

@@ -25,12 +25,13 @@ class Trial:
     tight: float = TIGHT
     best: list[Bin] = field(default_factory=list)
     holds: bool = False
+    overloaded: bool = False  # A proposal has shown that no other one can keep the limits.
     tried: list[Sequence[Bin]] = field(default_factory=list)  # Proposals that break the limits, with their slots.
     _worst: float = 1.0  # Used share of limits on the best proposal's worst server, 1 below `FAR_BEYOND`.
     _cost: float = math.inf
 
     def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try proposals until one keeps the limits, or the time is over."""
+        """Try proposals until one keeps the limits or is overloaded on every server, or the time is over."""
         kept, first = self.kept, self.kept.hours[:1]
         for bins in proposals:
             if self.best and not self.spare and kept.all_count and self._uses_more(bins):
@@ -44,7 +45,8 @@ class Trial:
                 self.best, self._cost = made, cost
                 # breaking limits is better than starving
                 self._worst = max(used) if max(used) >= FAR_BEYOND else 1.0
-            if self.holds or self.over():
+            self.overloaded = not self.holds and kept.overloaded(used)
+            if self.holds or self.overloaded or self.over():
                 return
             self.tried.append(made)
 
