@@ -43,7 +43,9 @@ FURTHER = 100  # First number of the hours that tell whether a plan breaks its l
 MANY = 1_000  # Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this.
 STARVING = 1e3  # A server that starves or queues counts as using at least this multiple of its limits.
 AT_ONCE = 2  # Number of servers of a plan that are judged at a time.
-HOPELESS_S = 10.0  # Where all servers let requests wait for so long (s), there is more load than they can serve.
+HOPELESS, HOPELESS_S = 14.0, 10.0
+"""A server that uses so much of its limits (it then broke `FAR_BEYOND` of them in a quarter of the hour), and lets
+requests wait for so long (s), has some 2 % more load than it can serve."""
 FAR_BEYOND = 8.0
 """An hour ends once the server certainly uses more than this multiple of its limits. The later that is certain, the
 less the server counts as using."""
@@ -176,11 +178,11 @@ class KeptHours:
         return found
 
     def overloaded(self, used: Sequence[float]) -> bool:
-        """Whether servers that use so much of their limits have too much load for any split of it: on all of them, not
-        only on some, requests wait for at least `HOPELESS_S`, and all adapters must keep their limits."""
+        """Whether servers that use so much of their limits have too much load for any split of it: all of them, not
+        only some, use `HOPELESS` times their limits and more, and all adapters must keep these."""
         limit_ms = float(self.workload.slo.column(self.workload, "p95_ttft_ms").min())
         long = math.isfinite(limit_ms) and FAR_BEYOND * limit_ms >= 1e3 * HOPELESS_S
-        return long and self.all_count and all(FAR_BEYOND <= each < math.inf for each in used)
+        return long and self.all_count and all(HOPELESS <= each < STARVING for each in used)
 
     def holds_one(self, item: Bin) -> bool:
         """Whether a server keeps its limits in all kept hours."""
