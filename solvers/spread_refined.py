@@ -107,7 +107,7 @@ class _Refinement:
         return np.array([bin_.rates(self.problem.workload).sum() for bin_ in bins])
 
     def _key(self, bins: Sequence[Bin], found: Evaluations, bad: int) -> tuple[float, ...]:
-        return float(bad), *self.problem.objective.key(self.problem.workload, bins, found)
+        return _rounded((bad, *self.problem.objective.key(self.problem.workload, bins, found)))
 
     def _rated(self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]) -> _Bins:
         # Objectives that count GPUs don't distinguish states: then the time of a request decides.
@@ -115,7 +115,7 @@ class _Refinement:
             np.average(np.where(found.idle, 0.0, np.where(np.isnan(ms), np.inf, ms)), weights=rates)
             for ms in (found.mean_ttft_ms, found.mean_itl_ms)
         )
-        return _Bins(bins, found, rates, (*key, float(ttft_ms + 100.0 * itl_ms)))
+        return _Bins(bins, found, rates, (*key, *_rounded((ttft_ms + 100.0 * itl_ms,))))
 
     def refine(self, state: _Bins) -> _Bins:
         """Take improving neighbours until there is none, for at most `_ROUNDS` rounds or until the time is up."""
@@ -217,6 +217,11 @@ class _Refinement:
         # A server with a slot for each adapter gets one for the new adapter, too.
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
+
+
+def _rounded(rank: Sequence[float]) -> tuple[float, ...]:
+    """The numbers to twelve digits: which of two equal plans is better must not depend on how a processor adds."""
+    return tuple(float(f"{each:.12g}") for each in rank)
 
 
 def _worst_last(found: Evaluations) -> list[int]:
