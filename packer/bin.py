@@ -101,7 +101,8 @@ class Bin:
 
     def offered_tok_s(self, fleet: Workload) -> float:
         """Offered load of this server, tok/s."""
-        return float(self.rates(fleet) @ fleet.mean_tokens[indices(self.adapters)])
+        # NumPy's sums are the same on every processor; those of BLAS are not, and servers are sorted by their load.
+        return float((self.rates(fleet) * fleet.mean_tokens[indices(self.adapters)]).sum())
 
     def requests_s(self, fleet: Workload) -> float:
         """Rate of the requests that this server gets, req/s."""
@@ -110,7 +111,7 @@ class Bin:
     def gaps_s(self, fleet: Workload) -> float:
         """Offered gaps between output tokens, 1/s: the weight of this server's mean ITL in means over servers."""
         outputs = fleet.mean_output_tokens[indices(self.adapters)]
-        return float(self.rates(fleet) @ np.maximum(outputs - 1.0, 0.0))
+        return float((self.rates(fleet) * np.maximum(outputs - 1.0, 0.0)).sum())
 
     def under(self, numbers: Sequence[int] | Mapping[int, int]) -> Bin:
         """The bin with adapter indices replaced: `numbers[i]` for i."""
