@@ -128,9 +128,16 @@ def thinned(page: bytes) -> bytes:
     for line in lines:
         if not line.startswith(_LORA.encode()):
             own += [line] if line.startswith(_STARTS) else []
-        elif (value := _figure(line.rpartition(b" ")[2].decode(errors="replace"))) and value > most:
+        elif (value := _value(line.decode(errors="replace"))) and value > most:
             most, latest = value, line
     return b"\n".join([*own, latest, rest])
+
+
+def _value(line: str) -> float | None:
+    """The value of a line with labels, by the slow pattern only if a time or an exemplar follows it."""
+    value = _figure(line.partition('"} ')[2])
+    found = _LINE.fullmatch(line) if value is None else None
+    return _figure(found[3]) if found else value
 
 
 def kept(text: str) -> str:

@@ -181,11 +181,14 @@ def test_a_page_of_any_length_says_what_the_server_does_now() -> None:
     assert page.adapters == {"a0", "x"}
 
 
+@pytest.mark.parametrize("after", ["", " 1790000000000", ' # {trace="x"} 1.0'])
 @pytest.mark.parametrize("cut", range(0, len(PAGE), 37))
-def test_a_thinned_page_reads_as_the_whole_one(cut: int) -> None:
-    """Wherever a page is cut between two pieces, nothing that is read from it is lost."""
-    page = PAGE.encode() + PAGE.replace('"a0"', '"b"').replace("} 1.79", "} 1.7e0").encode()
-    assert page_of((thinned(page[:cut]) + page[cut:]).decode()) == page_of(page.decode())
+def test_a_thinned_page_reads_as_the_whole_one(cut: int, after: str) -> None:
+    """Wherever a page is cut between two pieces, nothing that is read from it is lost, also with times and exemplars
+    after the values."""
+    older = PAGE.replace('"a0"', '"b"').replace("} 1.79", f"}} 1.7{after}")
+    page = (older + PAGE.replace("} 1.79", f"}} 1.79{after}")).encode()
+    assert page_of(thinned(thinned(page[:cut]) + page[cut:]).decode()) == page_of(page.decode())
 
 
 def test_a_counter_that_falls_began_anew() -> None:
