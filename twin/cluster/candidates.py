@@ -10,6 +10,7 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray
 from packer.cluster import Cluster
 from packer.errors import ValidationError, shown
+from packer.words import counted
 from packer.workload import Workload
 
 
@@ -54,16 +55,20 @@ def candidates_of(cluster: Cluster, workload: Workload, slot_ranks: Sequence[int
     placement = None
     if cluster.placement is not None:
         number = {name: i for i, name in enumerate(workload.names)}
-        for name in (name for placed in cluster.placement for name in placed):
-            if name not in number:
-                raise ValidationError(f"Expected to place adapters of the workload, got {shown(name)}.")
+        names = dict.fromkeys(name for placed in cluster.placement for name in placed)
+        if unknown := [name for name in names if name not in number]:
+            lacks = f"lacks {len(unknown):,} of its {counted(len(names), 'adapter')}, as {shown(unknown[0])}"
+            raise ValidationError(
+                f"Expected a plan or placement of this workload, got one of another: the workload {lacks}."
+            )
         placement = [{number[name]: share for name, share in each.items()} for each in cluster.placement]
     found = allowed(workload, np.asarray(slot_ranks, dtype=np.int64), range(len(cluster)), placement)
     without = np.flatnonzero(np.diff(found.start)[found.group] == 0)
     if len(without):
         i = int(without[0])
-        rule = "Expected a server for every adapter,"
-        raise ValidationError(f"{rule} but none may serve {shown(workload.names[i])} (rank {workload.ranks[i]}).")
+        may = placement is None or any(i in placed for placed in placement)
+        rule = f"Expected a server for every adapter, but {'none may serve' if may else 'the placement has none for'}"
+        raise ValidationError(f"{rule} {shown(workload.names[i])} (rank {workload.ranks[i]}).")
     return found
 
 

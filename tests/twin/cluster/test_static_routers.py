@@ -94,6 +94,16 @@ def test_an_adapter_that_no_server_may_serve(toy_profile: Profile, fleet: Worklo
         candidates_of(cluster, fleet, [8, 8])
 
 
+def test_a_placement_of_another_fleet_is_named_as_such(mixed: Cluster, fleet: Workload) -> None:
+    """Whoever gives the plan of another fleet learns that, and how many adapters differ; of a larger fleet, which
+    adapter the placement lacks."""
+    with pytest.raises(ValidationError, match=r"got one of another: the workload lacks 2 of its 6 adapters, as 'a0'"):
+        candidates_of(mixed, fleet.subset((1, 2, 3, 4)), [8, 8, 64])
+    larger = Workload([*fleet.adapters, Adapter("new", 16, 1.0)])
+    with pytest.raises(ValidationError, match=r"the placement has none for 'new' \(rank 16\)"):
+        candidates_of(mixed, larger, [8, 8, 64])
+
+
 def test_candidates_form_groups(mixed: Cluster, fleet: Workload) -> None:
     """Adapters with the same servers share a group, and shares stand beside the servers."""
     found: Candidates = candidates_of(mixed, fleet, [8, 8, 64])
