@@ -29,8 +29,10 @@ from packer.planning.shortfall import (
 )
 from packer.room import LEVELS, Room
 from packer.solvers.candidates import beyond_measured
+from packer.twin.arrivals import cut_shares
 from packer.twin.hours import ServerHour
 from packer.words import counted, listed, money
+from packer.workload import Workload
 
 REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
@@ -40,6 +42,7 @@ _WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --m
 NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks them with any number of servers.
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
+MANY_CUT = 0.05  # Share of requests beyond `max_model_len` from which the first line of a decision names it.
 MOST_ASKED = 10_000  # Largest number that --max-replicas takes.
 
 
@@ -187,7 +190,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
         limited=job.hopeless and not _cannot(job), spare=job.spare,
         needed=(plan.lower_bound or 0.0) - job.spare * job.size if plan.bound_proven else 0.0,
-        why=lambda fewer: "" if job.over() else late_words(job.kept, fewer),
+        why=lambda fewer: "" if job.over() else late_words(job.kept, fewer), cut=_cut(job.workload, point.plan),
     )  # fmt: skip
     shown = tuple(each.to_dict() for each in points if not each.starving)
     plan = replace(
@@ -217,19 +220,19 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
 def outcome(
     best: FrontierPoint, points: Sequence[FrontierPoint], rooms: Sequence[Room], slo: Goal, *,
     breaking: int | None, reachable: bool = True, limited: bool = False, spare: int = 0, needed: float = 0.0,
-    why: Callable[[FrontierPoint], str] = lambda _point: "",
+    why: Callable[[FrontierPoint], str] = lambda _point: "", cut: str = "",
 ) -> str:  # fmt: skip
     """The text of a decision: a line that follows the servers' names and says whether the goal holds, then what they
     give.
 
     `breaking`: adapters beyond their limits, None if the goal is kept; `reachable`: whether some number of GPUs keeps
     it; `limited`: whether it would with more parts of an adapter; `spare`: GPUs that may be lost; `needed`: proven
-    lower bound on GPUs; `why`: says what breaks a point's goal.
+    lower bound on GPUs; `why`: says what breaks a point's goal; `cut`: that many requests are too long, in words.
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
     raised = _raised(best, slo)
     said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, raised, why)
-    lines = [f"the goal {said}{price}."]
+    lines = [f"the goal {said}{cut}{price}."]
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
     else:
@@ -260,6 +263,13 @@ def _holding(rooms: Sequence[Room]) -> str:
     if least > 1.0:
         return f"holds to {'over' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
     return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
+
+
+def _cut(fleet: Workload, plan: Plan) -> str:
+    """How many requests count as cut to the `max_model_len` of the plan's servers, in words; "" for few."""
+    shares = cut_shares(fleet, {item.profile.engine.max_model_len for item in plan.bins})
+    share, most = max(((share, most) for most, share in shares.items()), default=(0.0, 0))
+    return f" with {share:.0%} of the requests cut to {most:,} tokens" if share > MANY_CUT else ""
 
 
 def _raised(point: FrontierPoint, slo: Goal) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,15 +87,14 @@ def draw_times(workload: Workload, duration_s: float, seed: int) -> tuple[FloatA
     """Draw sorted arrival times in [0, duration_s[ and the adapter of each; None if it does not depend on the time.
     Poisson streams are drawn as their superposition: one stream whose requests choose their adapters. Raises
     `ValidationError`: there would be more requests than fit into memory."""
-    trace, rates = workload.arrivals.trace, workload.rates
-    if trace is not None:
+    arrivals, rates = workload.arrivals, workload.rates
+    if (trace := arrivals.trace) is not None:
         n = int(np.searchsorted(trace.time_s, duration_s, side="left"))
         return trace.time_s[:n], trace.adapter[:n]
-    rate = workload.arrivals.mean_factor * workload.rate
+    rate = arrivals.mean_factor * workload.rate
     if rate * duration_s > MAX_REQUESTS:
         rule = f"Expected at most {MAX_REQUESTS:,} requests (rate × duration),"
         raise ValidationError(f"{rule} got {rate:,.6g} req/s × {duration_s:,.6g} s: simulate a shorter time.")
-    arrivals = workload.arrivals
     alone = arrivals.own is not None or arrivals.kind in ("lognormal", "unpredictable")
     kept = kept_for(seed, duration_s, arrivals, rates.tobytes() if alone else workload.rate)
     drawn = kept[0] if kept else _draw_times(workload, duration_s, seed)
@@ -196,20 +195,23 @@ def unread_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, 
 
 def cut_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
     """Return a sentence for each `max_model_len` that one request in a thousand exceeds: servers cut such requests."""
-    means = workload.mean_input_tokens + workload.mean_output_tokens
     longest = {profile.engine.max_model_len: profile.name for profile in profiles}
-    if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
-        return ()  # draws do not reach so far into the tail
-    marks = draw_marks(replaying(workload, 10_000 / workload.rate, 0), None, 10_000, 0)
-    if not len(marks.adapter):
-        return ()
-    shares = {most: np.mean(marks.input_tokens + marks.output_tokens > most) for most in longest}
     return tuple(
         f"{share:.1%} of the requests have more than {most:,} tokens, the max_model_len of {longest[most]}: they count "
         "as cut to it, where vLLM refuses them or ends their output"
-        for most, share in shares.items()
+        for most, share in cut_shares(workload, longest).items()
         if share >= 0.001
     )
+
+
+def cut_shares(workload: Workload, longest: Collection[int]) -> dict[int, float]:
+    """Return the share of the requests that have more tokens than each of these lengths; {} if none has."""
+    means = workload.mean_input_tokens + workload.mean_output_tokens
+    if workload.arrivals.trace is None and 20.0 * means.max() <= min(longest, default=0):
+        return {}  # draws do not reach so far into the tail
+    marks = draw_marks(replaying(workload, 10_000 / workload.rate, 0), None, 10_000, 0)
+    tokens = marks.input_tokens + marks.output_tokens
+    return {most: float(np.mean(tokens > most)) for most in longest if len(tokens)}
 
 
 def _marks(workload: Workload, own: list[list[Lengths]], owner: IntArray, seed: int) -> Marks:

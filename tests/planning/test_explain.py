@@ -9,8 +9,10 @@ import pytest
 import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
+from packer.lengths import Lengths
 from packer.plan import Plan, Status
 from packer.profile import Profile
+from packer.twin.override import with_engine
 from packer.workload import Workload
 
 
@@ -51,6 +53,16 @@ def test_the_hour_that_breaks_a_part_explains_it(server: Profile) -> None:
     assert plan.status is Status.INFEASIBLE
     found = re.search(r"p95 TTFT ([\d.]+) s,", plan.reasons[0])
     assert "of its load" in plan.reasons[0] or (found is not None and float(found[1]) > 2.0)
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(2000, r" with \d\d% of the requests cut to 2,048 tokens"), (1900, "")])
+def test_a_goal_that_holds_with_many_requests_cut_says_so_at_once(server: Profile, tokens: int, said: str) -> None:
+    """The first line of a decision claims no headroom without the share of the requests that servers cut to their
+    `max_model_len`."""
+    adapters = [Adapter("a", 8, 0.1, Lengths.constant(tokens), Lengths.constant(100)), Adapter("b", 8, 0.1)]
+    plan = packer.recommend(Workload(adapters), with_engine(server, max_model_len=2048), verify=False)
+    assert plan.status is not Status.INFEASIBLE
+    assert re.search(rf"the goal holds to over \+300 %{said}, \$", plan.decision.splitlines()[0])
 
 
 @pytest.mark.parametrize(("rate", "help_"), [(1e5, "--max-replicas 1973 or more"), (1e6, "a lower rate")])
