@@ -46,7 +46,7 @@ def with_slots(
         return growth.reach(None, LEVELS[level - 1]) if growth.holds(None, level) and holds(item) else None
 
     def rated(tried: list[Bin]) -> list[Score]:
-        new = [item for item in tried if item not in reached and not hours.stop()]
+        new = [item for item in dict.fromkeys(tried) if item not in reached and not hours.stop()]
         least = [max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new]
         found = in_threads(lambda job: grown(*job), list(zip(new, least, strict=True)), TOGETHER)
         reached.update((item, factor) for item, factor in zip(new, found, strict=True) if factor is not None)

@@ -191,22 +191,26 @@ class Hours:
         stopped early, return the largest factors known to hold. A replayed trace is not scaled: the result is empty."""
         if fleet.arrivals.trace is not None:
             return ()
-        grown = [self.growth(item, fleet) for item in items]
+        alike = [self.growth(item, fleet) for item in items]
+        grown = list(dict.fromkeys(alike))  # equal servers have one
         # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
         usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
         found, chance = [usual], self.by_chance(items, fleet)
-        for k in range(0, len(items), TOGETHER):  # neighbouring servers are often alike
+        for k in range(0, len(grown), TOGETHER):  # neighbouring servers are often alike
             search = partial(Growth.searched, like=found[-1], chance=chance)
             found += in_threads(search, grown[k : k + TOGETHER], TOGETHER)
-        return tuple(found[1:])
+        known = dict(zip(grown, found[1:], strict=True))
+        return tuple(known[each] for each in alike)
 
     def checked(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """Return the rooms, checked in further hours if limits may break by chance."""
         if not rooms or not self.by_chance(items, fleet):
             return tuple(rooms)
         grown = [(self.growth(item, fleet), room) for item, room in zip(items, rooms, strict=True)]
-        return tuple(in_threads(lambda job: job[0].checked(job[1]), grown, TOGETHER))
+        once = dict.fromkeys(grown)
+        known = dict(zip(once, in_threads(lambda job: job[0].checked(job[1]), once, TOGETHER), strict=True))
+        return tuple(known[job] for job in grown)
 
     def at(self, fleet: Workload, factor: float) -> Workload:
         """Return the fleet with rates multiplied by `factor`, made once."""

@@ -187,6 +187,25 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     assert hours.checked((), [item], fleet) == ()
 
 
+def test_equal_servers_are_searched_once(make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that each get an equal part of the same adapters have one room, and no level is simulated again."""
+    asked = list[tuple[float, int]]()
+
+    def run(_item: Bin, fleet: Workload, seed: int) -> int:
+        asked.append((fleet.rate, seed))
+        return LEVELS.index(round(4 * fleet.rate, 4))
+
+    monkeypatch.setattr(stored, "_run", run)
+    monkeypatch.setattr(Hours, "holds", lambda _self, level: (level <= 7, level <= 9, level <= 12))
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
+    monkeypatch.setattr(stored, "limit_of", lambda _at: Limit("slots", 1.0, "", ""))
+    profile, fleet, hours = make_profile(), Workload([Adapter("a", 8, 1.0)]), Hours()
+    items = [Bin((0,), profile.settings(1, 8), profile, (0.25,))] * 4
+    rooms = hours.rooms(items, fleet)
+    assert [room.slo for room in hours.checked(rooms, items, fleet)] == [LEVELS[7]] * 4
+    assert len(asked) == len(set(asked))
+
+
 @pytest.mark.parametrize("fullest", [1, 3])
 def test_the_fullest_known_hour_is_checked_first(
     make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, fullest: int
