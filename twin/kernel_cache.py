@@ -252,10 +252,11 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
     try:
         with cache._guard_against_spurious_io_errors():  # noqa: SLF001
             return cache._load_overload(signature, context)  # noqa: SLF001
-    except (ImportError, AttributeError):  # a kernel that it calls was in another module then: compile again
+    except (ImportError, AttributeError, OSError):  # a kernel that it calls was in another module then: compile again
         return None
     except (EOFError, pickle.UnpicklingError):  # a file was cut short: discard what is kept
-        cache.flush()
+        with contextlib.suppress(OSError):  # in a read-only folder it stays
+            cache.flush()
         return None
 
 

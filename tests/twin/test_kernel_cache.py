@@ -201,3 +201,18 @@ def test_kept_code_that_names_a_module_that_is_gone_is_compiled_anew(monkeypatch
     cache = advance._cache
     monkeypatch.setattr(type(cache), "_load_overload", gone)
     assert cache.load_overload((), advance.targetctx) is None
+
+
+@pytest.mark.parametrize("reading", [EOFError(), PermissionError(13, "Permission denied")])
+def test_kept_code_that_can_neither_be_read_nor_discarded_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, reading: Exception
+) -> None:
+    """A file of a read-only folder that was cut short, or that is unreadable, is no error."""
+
+    def raises(error: Exception) -> None:
+        raise error
+
+    cache = advance._cache
+    monkeypatch.setattr(type(cache), "_load_overload", lambda *_: raises(reading))
+    monkeypatch.setattr(type(cache), "flush", lambda _: raises(PermissionError(13, "Permission denied")))
+    assert cache.load_overload((), advance.targetctx) is None

@@ -37,10 +37,9 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
 
-@cache
 def is_compiled() -> bool:
-    """Whether the engine was compiled when this was first asked."""
-    return is_kept(advance)
+    """Whether the engine need not be compiled any more."""
+    return is_kept(advance) or bool(advance.overloads)
 
 
 @cache
