@@ -19,7 +19,7 @@ _KEPT = (_CACHE, *(name for names in NAMES.values() for name in names))
 _STARTS = tuple(name.encode() for name in _KEPT)
 _LINE = re.compile(r'(vllm:\w+)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*+")*+)\})?\s+(\S+)(?:\s+[-+.\deE]+)?\s*(?:\s# .*)?')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-MAX_PAGE_BYTES = 4 << 20  # Maximum bytes of an answer of a server, of a page those of its `thinned` lines.
+MAX_PAGE_BYTES = 4 << 20  # Maximum bytes of a server's answer; only the `thinned` lines of /metrics count.
 MAX_KEPT = 100_000  # Characters of a page that are kept; vLLM writes some hundred for each engine.
 MAX_FIGURE = 1e18
 

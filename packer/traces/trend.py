@@ -16,7 +16,7 @@ PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant
 CHANCE = 0.001  # Probability with which loads of parts that vary at random show a trend.
 LEAST_S = 12.0  # Shortest window with a trend.
 LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
-STEEP = 3.0  # Largest slope in a period, in smaller steps to a neighbour: that of a load that grows fivefold each time.
+STEEP = 3.0  # Largest slope, as a multiple of the smaller step to a neighbour: a load that grows fivefold each period.
 DECODE = 3.0
 """Prompt tokens that take as much engine time as an output token: 2.2 and 3.5 with full batches by the calibrated step
 laws (`packer.solvers.backbone.engine_s`), more with smaller ones. In 24 logs whose lengths grow, plans
@@ -74,12 +74,12 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
 
 
 def trends_between(loads: FloatArray, period_s: float) -> list[tuple[float, ...]]:
-    """The length of a part, s, and factors as those of `trend_within`, for successive periods of a day, which repeats,
-    of which only the mean loads, float64 (n,), are known; () without a trend.
+    """The trends of successive periods of a day that repeats, if only their mean loads, float64 (n,), are known: the
+    length of a part, s, and factors as those of `trend_within`; () without a trend.
 
     The load of a period is a parabola with its mean and the means of its neighbours. Loads may also be constant in each
-    period and jump between them. So its slope is at most `STEEP` times the smaller step to a neighbour: a period with
-    the load of a neighbour, the highest and the lowest have no trend. It has no peak inside the period.
+    period and jump between them. So the slope is at most `STEEP` times the smaller step to a neighbour: a period with
+    the load of a neighbour, the highest and the lowest have no trend. The parabola has no peak inside the period.
     """
     before, after = loads - np.roll(loads, 1), np.roll(loads, -1) - loads
     slope = np.minimum(np.abs(before + after) / 2.0, STEEP * np.minimum(np.abs(before), np.abs(after)))
