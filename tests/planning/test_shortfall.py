@@ -36,7 +36,7 @@ def quiet() -> Workload:
     """Adapters for one GPU, if their first requests did not come together after a start."""
     rates = np.random.default_rng(7).lognormal(np.log(0.03), 1.0, 214)
     fleet = Workload([Adapter(f"a{k}", 8 if k % 2 else 16, float(each)) for k, each in enumerate(rates)])
-    return fleet.scaled(10.4 / fleet.rate)
+    return fleet.scaled(10.0 / fleet.rate)
 
 
 @pytest.fixture(scope="module")
