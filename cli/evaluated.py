@@ -44,6 +44,8 @@ def servers_table(plan: packer.Plan, found: PlanEvaluation) -> Table:
 
 def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     """Say whether the plan holds, which server breaks first, and which profiles were evaluated."""
+    from packer.solvers.candidates import ignored_words
+
     plan = found.plan
     lines: list[Part] = []
     unlimited = plan.workload.slo.is_none
@@ -59,6 +61,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     if plan.unplaced:
         lines += _unplaced(plan)
     lines += [f"Outage: {each}." for each in outages(plan.workload, plan.bins)]
+    lines += [f"{each}." for each in ignored_words(plan.workload, plan.bins)]
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)

@@ -71,8 +71,7 @@ class DayOptions:
         if self.rates_path is not None:
             rates = read_rates(self.rates_path, fleet)
             if (period_s := self.period_s or spacing_s(list(rates))) is None:
-                whole = counted(len(rates), "column")
-                out.note(f"each of the {whole} of {self.rates_path} is taken as a period of 1 h: --period SECONDS")
+                out.note(f"each column of {self.rates_path} is taken as a period of 1 h: --period SECONDS")
             period_s = period_s or HOUR_S
             return rates, trends_of_rates(fleet, rates, period_s), period_s
         trace = replayed_trace(fleet) if self.trace_path is None else read_trace(self.trace_path)
@@ -195,6 +194,8 @@ def _replayed(found: Schedule, rates: Any, period_s: float, trends: Trends, seed
 
 def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_default: bool) -> list[Table | str]:
     """The schedule as text and tables. `by_default`: the profile is the default."""
+    from packer.solvers.candidates import ignored_words
+
     rows = []
     for each in found.periods:
         names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
@@ -217,6 +218,7 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
         f"at most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
         f"takes {number(found.static_gpu_hours, 1)}{_price(found.static_price)}, {100.0 * found.regret:.0f} % more.",
         f"The goal: {slo}.",
+        *(f"{each}." for each in ignored_words(found.static.workload, found.servers)),
     ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"

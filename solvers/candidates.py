@@ -88,8 +88,7 @@ def tried_words(most: int) -> str:
 
 
 def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> tuple[str, ...]:
-    """A sentence on each kind of server that cuts requests, on each column that no server reads, and on each kind of
-    server that has more adapters than were measured.
+    """The sentences of `ignored_words`, and one on each kind of server that has more adapters than were measured.
     `first`: number of the first server."""
     many: dict[Profile, list[tuple[int, int]]] = {}
     for k, item in enumerate(bins, first):
@@ -101,5 +100,10 @@ def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> 
         f"(measured_adapters in {profile.name})"
         for profile, held in many.items()
     )
+    return (*ignored_words(workload, bins), *beyond)
+
+
+def ignored_words(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
+    """A sentence on each kind of server that cuts requests, and on each column that no server reads."""
     profiles = dict.fromkeys(item.profile for item in bins)
-    return (*cut_words(workload, profiles), *unread_words(workload, profiles), *beyond)
+    return (*cut_words(workload, profiles), *unread_words(workload, profiles))

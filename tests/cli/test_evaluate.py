@@ -12,6 +12,7 @@ import pytest
 from packer import Limits, Slo
 from packer.cli import run
 from packer.cli.evaluated import conclusion
+from packer.lengths import Lengths
 from packer.plan import Plan
 
 Capture = pytest.CaptureFixture[str]
@@ -48,6 +49,20 @@ def test_the_result_is_whole_on_any_terminal(
     (head,) = [line for line in lines if line.startswith("  server")]
     assert head.split()[-2:] == ["headroom", "result"]
     assert head.count("(plan)") == {80: 2, 100: 3, 140: 5}[width]
+
+
+def test_requests_that_servers_cut_and_columns_that_none_reads_are_named(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture
+) -> None:
+    """A plan that holds only because servers cut the requests, or take priorities for none, says so."""
+    plan = toy_plan(["a", "b"], gpus=1)
+    a, b = plan.workload.adapters
+    adapters = (replace(a, priority=1, input_tokens=Lengths.constant(100_000)), b)
+    replace(plan, workload=replace(plan.workload, adapters=adapters)).save(tmp_path / "long.json")
+    assert run(["evaluate", str(tmp_path / "long.json")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "% of the requests have more than " in out
+    assert "Priorities have no effect:" in out
 
 
 def test_a_changed_plan_is_evaluated_before_it_is_used(plan_path: str, capsys: Capture) -> None:

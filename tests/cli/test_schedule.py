@@ -185,7 +185,15 @@ def test_the_columns_times_are_the_period(capsys: pytest.CaptureFixture[str]) ->
     assert run(["schedule", "fleet.csv", "--rates", "day.csv", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["periods"][-1]["end_s"] == 4 * 3600.0
-    assert "each of the 4 columns of day.csv is taken as a period of 1 h" in said.err
+    assert "each column of day.csv is taken as a period of 1 h" in said.err
+
+
+def test_requests_that_servers_cut_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A schedule whose servers cut the requests says so; one whose servers take them all says nothing."""
+    given = ["schedule", "fleet.csv", "--rates", "day.csv", "--max-model-len"]
+    for length, cut in (("512", True), ("65536", False)):
+        assert run([*given, length]) == 0
+        assert ("% of the requests have more than 512 tokens" in " ".join(capsys.readouterr().out.split())) is cut
 
 
 def test_rates_of_other_adapters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
