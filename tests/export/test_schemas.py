@@ -345,10 +345,13 @@ def test_formats_say_which_versions_they_fit(root: Path) -> None:
     for name in ("vllm", "sglang", "k8s", "helm", "aibrix", "llm-d", "kserve", "ray", "dynamo", "grafana"):
         (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert f" {FORMATS[name].fits} |" in row
-    for row in (root / "docs" / "comparison.md").read_text("utf-8").splitlines():
-        said, formats = re.match(r"\| [A-Za-z -]+([0-9. to]+) \|", row), re.findall(r"`([\w-]+)`(?:,| \|$)", row)
-        if said and formats and (fits := FORMATS[formats[0]].fits):
-            assert said[1].strip().endswith(str(fits.last)), "the versions of the comparison are those of the exports"
+    page = (root / "docs" / "comparison.md").read_text("utf-8")
+    rows = re.findall(r"^\| [A-Za-z -]+ ([0-9.]+(?: to [0-9.]+)?) \|.*\| `([\w-]+)`.*\|$", page, re.MULTILINE)
+    assert {"vllm", "llm-d", "aibrix", "kserve", "dynamo", "sglang"} <= {name for _, name in rows}
+    for said, name in rows:
+        fits = FORMATS[name].fits
+        assert fits is not None
+        assert said.endswith(str(fits.last)), "the versions of the comparison are those of the exports"
 
 
 @pytest.mark.parametrize(
