@@ -179,10 +179,13 @@ class KeptHours:
 
     def overloaded(self, used: Sequence[float]) -> bool:
         """Whether servers that use so much of their limits have too much load for any split of it: all of them, not
-        only some, use `HOPELESS` times their limits and more, and all adapters must keep these."""
+        only some, use `HOPELESS` times their limits and more, and all adapters must keep these. Rates that vary for
+        each adapter on its own may fill the servers of this split at different times, and level out in another."""
+        arrivals = self.workload.arrivals
+        alike = arrivals.kind in ("poisson", "piecewise", "bursty") and arrivals.own is None
         limit_ms = float(self.workload.slo.column(self.workload, "p95_ttft_ms").min())
         long = math.isfinite(limit_ms) and FAR_BEYOND * limit_ms >= 1e3 * HOPELESS_S
-        return long and self.all_count and all(HOPELESS <= each < STARVING for each in used)
+        return alike and long and self.all_count and all(HOPELESS <= each < STARVING for each in used)
 
     def holds_one(self, item: Bin) -> bool:
         """Whether a server keeps its limits in all kept hours."""
