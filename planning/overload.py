@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,8 +44,9 @@ class Overload:
         return [float(np.nan_to_num(hour.figures.slo_attainment)) for hour in hours]
 
     def _attainment(self, bins: Sequence[Bin]) -> float:
-        """Rate of requests within their limits, req/s."""
-        return float(np.dot([float(item.rates(self.job.workload).sum()) for item in bins], self._shares(bins)))
+        """Rate of requests within their limits, req/s; the same for the same servers in any order."""
+        pairs = zip(bins, self._shares(bins), strict=True)
+        return math.fsum(item.requests_s(self.job.workload) * share for item, share in pairs)
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
         """Each server with the slots that keep most of its requests within their limits. On an overloaded server with

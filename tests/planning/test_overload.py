@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 
 import packer
 from packer.cluster import Cluster
 from packer.planning.explore import Frontier
+from packer.planning.overload import Overload
 
 SLO = "ttft_ms=2000,tpot_ms=100"
 
@@ -47,6 +50,15 @@ def test_more_requests_keep_their_limits_than_on_the_plan_of_least_latency(
     assert point.n_gpus == 2
     assert point.slo_attainment > max(0.5, before.slo_attainment)
     assert job.at(2) is point
+
+
+def test_the_order_of_equal_servers_makes_no_plan_better(
+    fleet: packer.Workload, h100: packer.Profile, job: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many requests keep their limits on the same servers in any order, to the last digit: sums are exact."""
+    bins = [packer.Bin(tuple(range(k, 30, 5)), h100.settings(2, 32), h100) for k in range(5)]
+    monkeypatch.setattr(Overload, "_shares", lambda _self, some: [0.1 * item.adapters[0] + 0.1 for item in some])
+    assert len({Overload(job)._attainment(some) for some in permutations(bins)}) == 1
 
 
 def test_the_system_packer_is_that_plan(fleet: packer.Workload, h100: packer.Profile, job: Frontier) -> None:
