@@ -122,7 +122,7 @@ def compared_table(results: Sequence[SystemResult], title: str, *, sizes: bool) 
 
 def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[Part]:
     """Metrics and verdict of the simulations as text."""
-    from packer.twin.arrivals import cut_words, unread_words
+    from packer.solvers.candidates import ignored_words
     from packer.twin.engine_rules import outage
     from packer.twin.memory.starts import what_starts
 
@@ -159,8 +159,7 @@ def lines_of(simulations: Sequence[packer.Run], result: dict[str, Any]) -> list[
         *_risk_lines(result),
         *trained,
         *([f"Lengths {assumed_lengths(first.workload)}."] if first.workload.assumed_lengths else []),
-        *([] if cluster else [f"{words}." for words in cut_words(first.workload, [first.profile])]),
-        *(f"{words}." for words in unread_words(first.workload, {each.profile for each in first.servers})),
+        *(f"{words}." for words in ignored_words(first.workload, [each.profile for each in first.servers])),
         *([] if cluster else _thrashing(first)),
         *(f"Outage: {each}." for each in sorted(ends) if each),
         Judged(result["verdict"]["text"], result["verdict"]["holds"]),

@@ -61,7 +61,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     if plan.unplaced:
         lines += _unplaced(plan)
     lines += [f"Outage: {each}." for each in outages(plan.workload, plan.bins)]
-    lines += [f"{each}." for each in ignored_words(plan.workload, plan.bins)]
+    lines += [f"{each}." for each in ignored_words(plan.workload, [item.profile for item in plan.bins])]
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)

@@ -218,7 +218,7 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
         f"at most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
         f"takes {number(found.static_gpu_hours, 1)}{_price(found.static_price)}, {100.0 * found.regret:.0f} % more.",
         f"The goal: {slo}.",
-        *(f"{each}." for each in ignored_words(found.static.workload, found.servers)),
+        *(f"{each}." for each in ignored_words(found.static.workload, [item.profile for item in found.servers])),
     ]
     for name, row in data.get("replay", {}).items():
         p95 = "not all served" if row["p95_ttft_ms"] is None else f"{row['p95_ttft_ms'] / 1000:.2f} s"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
+from packer.gpu import serves
 from packer.predictors.bin_table import SLOT_RANK_FOR
 from packer.profile import Profile
 from packer.twin.arrivals import cut_words, unread_words
@@ -100,10 +101,14 @@ def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> 
         f"(measured_adapters in {profile.name})"
         for profile, held in many.items()
     )
-    return (*ignored_words(workload, bins), *beyond)
+    return (*ignored_words(workload, [item.profile for item in bins]), *beyond)
 
 
-def ignored_words(workload: Workload, bins: Sequence[Bin]) -> tuple[str, ...]:
-    """A sentence on each kind of server that cuts requests, and on each column that no server reads."""
-    profiles = dict.fromkeys(item.profile for item in bins)
-    return (*cut_words(workload, profiles), *unread_words(workload, profiles))
+def ignored_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """A sentence on each `max_model_len` of servers with these profiles that cuts requests for their base model, and on
+    each column that no server reads."""
+    kinds, found = tuple(dict.fromkeys(profiles)), list[str]()
+    for model in workload.models or (None,):
+        own = [each for each in kinds if model is None or serves(each.model, model)]
+        found += cut_words(workload.of_model(model)[1], own)
+    return (*found, *unread_words(workload, kinds))

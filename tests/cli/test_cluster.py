@@ -120,6 +120,14 @@ def test_table_and_files(fleet: str, cluster: str, tmp_path: Path, capsys: pytes
     assert pl.read_parquet(servers)["completed"].sum() <= len(pl.read_csv(requests))
 
 
+def test_a_cluster_that_cuts_requests_says_so(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Like a single server, a cluster names the share of the requests that are longer than its servers take."""
+    path = Path(fleet)
+    path.write_text(path.read_text().replace("a0,8,1,100,20", "a0,8,1,100000,20"))
+    assert run(["simulate", fleet, "--cluster", cluster, "--duration", "60"]) == 0
+    assert "% of the requests have more than " in " ".join(capsys.readouterr().out.split())
+
+
 def test_systems_side_by_side(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`packer compare --cluster` has one row per system in the order given, with intervals."""
     arguments = [

@@ -6,18 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.settings import Settings
 from packer.solvers.candidates import (
     EVERY,
     LADDER,
+    ignored_words,
     max_loras_candidates,
     most_slots_of,
     neighbours,
     tried_words,
 )
 from packer.twin.memory.policy import memory_error
+from packer.twin.override import with_engine
+from packer.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -65,3 +71,15 @@ def test_no_more_slots_than_the_server_starts_with(server: Profile, rank: int) -
 def test_neighbours_of_a_number_of_slots(server: Profile, slots: int, steps: int, expected: tuple[int, ...]) -> None:
     """The nearest candidates above or below, farthest first, also of a number that is none itself."""
     assert neighbours(Bin(tuple(range(20)), Settings(slots, 8), server), steps) == expected
+
+
+def test_servers_cut_only_the_requests_for_their_base_model(server: Profile) -> None:
+    """Long requests for a model whose servers take them are not said to be cut to the context of another model's
+    servers."""
+    qwen = with_engine(load_profile("h100-64gb/qwen-2.5-7b-instruct"), max_model_len=2048)
+    lengths = [Lengths.constant(3000), Lengths.constant(100)]
+    long = Adapter("long", 8, 1.0, *lengths, model=server.model.name)
+    short = Adapter("short", 8, 1.0, Lengths.constant(100), Lengths.constant(100), model=qwen.model.name)
+    assert not ignored_words(Workload([long, short]), [server, qwen])
+    (words,) = ignored_words(Workload([long, replace(short, input_tokens=lengths[0])]), [server, qwen])
+    assert words.startswith("100.0% of the requests have more than 2,048 tokens")
