@@ -1,0 +1,35 @@
+"""Servers with little room to grow get more slots."""
+
+from __future__ import annotations
+
+import pytest
+
+from packer import Adapter, Bin, Workload
+from packer.planning.rooms import with_slots
+from packer.profile import Profile
+from packer.room import LEVELS
+from packer.twin import hours as stored
+from packer.twin.hours import Hours
+from packer.twin.limits import Limit
+
+
+def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers with equal parts of the same adapters get the same slots, and no hour is simulated again."""
+    asked = list[tuple[int, float]]()
+
+    def run(item: Bin, fleet: Workload, _seed: int) -> int:
+        asked.append((item.max_loras, fleet.rate))
+        return LEVELS.index(round(fleet.rate, 4)) - item.max_loras
+
+    monkeypatch.setattr(stored, "_run", run)
+    monkeypatch.setattr(Hours, "holds", lambda _self, beyond: (beyond <= -1,) * 3)
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: False)
+    monkeypatch.setattr(stored, "limit_of", lambda _at: Limit("slots", 1.0, "", ""))
+    fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(4)]), Hours()
+    items = [Bin((0, 1, 2, 3), server.settings(2, 8), server, (0.25,) * 4)] * 4
+    given = hours.rooms(items, fleet)
+    assert {room.slo for room in given} == {LEVELS[1]}
+    made, rooms = with_slots(hours, fleet, items, given, lambda _item: True)
+    assert [item.max_loras for item in made] == [4] * 4
+    assert {room.slo for room in rooms} == {LEVELS[3]}
+    assert len(asked) == len(set(asked))
