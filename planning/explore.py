@@ -132,7 +132,7 @@ class Frontier(Clock, Conditions):
         """The plan on `n_gpus` GPUs. `following`: the number that is likely to be needed next."""
         if n_gpus not in self._points:
             self.progress(f"simulating a plan on {counted(n_gpus, 'GPU')}", 0, 0)
-            trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight, following is not None)
+            trial = Trial(self.kept, self.spare, self.over, self._wide(n_gpus), self.tight)
             proposals, mended = self._proposals(n_gpus, following), None
             # Splits of a wide fleet are much alike: redistribute each one before trying the next.
             for some in ([bins] for bins in proposals) if self._wide(n_gpus) else [proposals]:
@@ -140,7 +140,7 @@ class Frontier(Clock, Conditions):
                 trial.go_on(some)
                 if not trial.holds and len(trial.tried) > before:
                     mended = self.mended(trial.tried[before:])
-                if trial.holds or trial.ended or mended or self.over():
+                if trial.holds or mended or self.over():
                     break
             self._points[n_gpus] = point_of(self, mended or trial.best)
         return self._points[n_gpus]

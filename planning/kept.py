@@ -43,9 +43,6 @@ FURTHER = 100  # First number of the hours that tell whether a plan breaks its l
 MANY = 1_000  # Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this.
 STARVING = 1e3  # A server that starves or queues counts as using at least this multiple of its limits.
 AT_ONCE = 2  # Number of servers of a plan that are judged at a time.
-HOPELESS, HOPELESS_S = 14.0, 10.0
-"""A server that uses so much of its limits (it then broke `FAR_BEYOND` of them in a quarter of the hour), and lets
-requests wait for so long (s), has some 2 % more load than it can serve."""
 FAR_BEYOND = 8.0
 """An hour ends once the server certainly uses more than this multiple of its limits. The later that is certain, the
 less the server counts as using."""
@@ -176,16 +173,6 @@ class KeptHours:
             else:  # among servers that starve or queue, less delay is still better
                 found.append(STARVING + hour.figures.mean_ttft_ms / self.workload.slo.limits.p95_ttft_ms)
         return found
-
-    def overloaded(self, used: Sequence[float]) -> bool:
-        """Whether servers that use so much of their limits have too much load for any split of it: all of them, not
-        only some, use `HOPELESS` times their limits and more, and all adapters must keep these. Rates that vary for
-        each adapter on its own may fill the servers of this split at different times, and level out in another."""
-        arrivals = self.workload.arrivals
-        alike = arrivals.kind in ("poisson", "piecewise", "bursty") and arrivals.own is None
-        limit_ms = float(self.workload.slo.column(self.workload, "p95_ttft_ms").min())
-        long = math.isfinite(limit_ms) and FAR_BEYOND * limit_ms >= 1e3 * HOPELESS_S
-        return alike and long and self.all_count and all(HOPELESS <= each < STARVING for each in used)
 
     def holds_one(self, item: Bin) -> bool:
         """Whether a server keeps its limits in all kept hours."""

@@ -16,23 +16,21 @@ AT_ONCE = 4  # Number of servers that are simulated at a time to find one that b
 @dataclass(eq=False)
 class Trial:
     """The best of the proposals so far. `alike`: whether servers may all get the slots of the worst one, as in wide
-    fleets (`with_best_slots`). `more`: whether more GPUs may be tried, so that too few need not get their best plan."""
+    fleets (`with_best_slots`)."""
 
     kept: KeptHours
     spare: int
     over: Callable[[], bool]
     alike: bool = False
     tight: float = TIGHT
-    more: bool = False
     best: list[Bin] = field(default_factory=list)
     holds: bool = False
-    ended: bool = False  # A proposal has shown that no other one can keep the limits.
     tried: list[Sequence[Bin]] = field(default_factory=list)  # Proposals that break the limits, with their slots.
     _worst: float = 1.0  # Used share of limits on the best proposal's worst server, 1 below `FAR_BEYOND`.
     _cost: float = math.inf
 
     def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try proposals until one keeps the limits or is overloaded on every server, or the time is over."""
+        """Try proposals until one keeps the limits, or the time is over."""
         kept, first = self.kept, self.kept.hours[:1]
         for bins in proposals:
             if self.best and not self.spare and kept.all_count and self._uses_more(bins):
@@ -46,8 +44,7 @@ class Trial:
                 self.best, self._cost = made, cost
                 # breaking limits is better than starving
                 self._worst = max(used) if max(used) >= FAR_BEYOND else 1.0
-            self.ended = self.more and not self.holds and kept.overloaded(used)
-            if self.holds or self.ended or self.over():
+            if self.holds or self.over():
                 return
             self.tried.append(made)
 

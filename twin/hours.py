@@ -140,11 +140,6 @@ class Hours:
         """Whether an hour is stored, or known to use more than `most` of its limits."""
         return key in self._stored or (most is not None and key in self._broken and self._broken[key][1].most >= most)
 
-    def known_used(self, item: Bin, fleet: Workload, seed: int) -> float:
-        """Return the share of its limits that a server uses in an hour, 0 if that hour is not stored."""
-        key = _key((item, fleet, seed))
-        return self._stored[key][1].used if key in self._stored else 0.0
-
     def _simulate(self, asked: Mapping[Any, tuple[Job, float | None]], then: Sequence[tuple[Job, float]] = ()) -> None:
         begun = {}
         for key, (job, most) in asked.items():
@@ -280,10 +275,6 @@ class Growth:
             self._broken = level, run
         return holds
 
-    def _keeps(self, seed: int, level: int) -> bool:
-        """Whether the limits are kept in an hour at a level."""
-        return self._hour(level, seed)[0]
-
     def reach(self, mark: int | None, near: float | None) -> float | None:
         """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
         start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
@@ -318,15 +309,12 @@ class Growth:
 
     def _kept(self, room: Room) -> Room:
         """See `checked`."""
-        level, places = 0 if room.slo is None else LEVELS.index(room.slo), range(1, 1 + FRESH_HOURS)
-        first, stop = self.item.adapters[0], self.hours.stop
-        fresh = [seeds.of_server(seeds.fresh(self.hours.seed, place), first) for place in places]
-        if not self.fleet.arrivals.varies:
-            fresh = fresh[:1]
-        # Each further hour begins at the level that the hours before it have kept: the fullest is the first, if known.
-        for seed in sorted(fresh, key=lambda seed: -self.hours.known_used(self.item, self.fleet, seed)):
-            if level > 0 and not stop():
-                level = reach(partial(self._keeps, seed), 1, level, level, 0, stop)[0]
+        level = 0 if room.slo is None else LEVELS.index(room.slo)
+        # Each further hour begins at the level that the hours before it have kept.
+        for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
+            seed = seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0])
+            while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
+                level -= 1
         if room.slo in (None, LEVELS[level]):
             return room
         return self._room(LEVELS[level], room.queue, room.starvation)

@@ -13,7 +13,7 @@ from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.profile import LatencySpec, Profile
-from packer.room import LEVELS, Room
+from packer.room import LEVELS
 from packer.twin import hours as stored
 from packer.twin.hours import Hours, ServerHour
 from packer.twin.limits import Limit
@@ -204,29 +204,6 @@ def test_equal_servers_are_searched_once(make_profile: Callable[..., Profile], m
     rooms = hours.rooms(items, fleet)
     assert [room.slo for room in hours.checked(rooms, items, fleet)] == [LEVELS[7]] * 4
     assert len(asked) == len(set(asked))
-
-
-@pytest.mark.parametrize("fullest", [1, 3])
-def test_the_fullest_known_hour_is_checked_first(
-    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, fullest: int
-) -> None:
-    """The hour in which a server uses most of its limits leaves the least room: the others then take one run each."""
-    asked = list[int]()
-
-    def run(_item: Bin, fleet: Workload, seed: int) -> int:
-        asked.append(seed)
-        return LEVELS.index(round(fleet.rate, 4))
-
-    monkeypatch.setattr(stored, "_run", run)
-    monkeypatch.setattr(Hours, "holds", lambda _self, level: (level <= (2 if asked[-1] == of_first(fullest) else 7),))
-    monkeypatch.setattr(stored, "limit_of", lambda _at: Limit("slots", 1.0, "", ""))
-    monkeypatch.setattr(Hours, "known_used", lambda *job: float(job[-1] == of_first(fullest)))
-    profile, fleet = make_profile(), Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals("unpredictable"))
-    growth = Hours().growth(Bin((0,), profile.settings(1, 8), profile), fleet)
-    assert growth.checked(Room(LEVELS[7], LEVELS[9], LEVELS[12])).slo == LEVELS[2]
-    others = [of_first(place) for place in (1, 2, 3) if place != fullest]
-    assert asked[0] == of_first(fullest)
-    assert asked[-2:] == others
 
 
 def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile]) -> None:
