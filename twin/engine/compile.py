@@ -49,7 +49,7 @@ def begin() -> None:
         for part in ELSEWHERE:
             COMPILER.send(part, signature(part))
     elif isinstance(advance, Dispatcher):  # it is not with NUMBA_DISABLE_JIT
-        Thread(target=load, args=(advance, signature(advance))).start()
+        Thread(target=lambda: load(advance, signature(advance))).start()
 
 
 def prepare() -> None:
