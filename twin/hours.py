@@ -191,10 +191,9 @@ class Hours:
         # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
         usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
-        found, chance = [usual], self.by_chance(items, fleet)
+        found = [usual]
         for k in range(0, len(grown), TOGETHER):  # neighbouring servers are often alike
-            search = partial(Growth.searched, like=found[-1], chance=chance)
-            found += in_threads(search, grown[k : k + TOGETHER], TOGETHER)
+            found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
         known = dict(zip(grown, found[1:], strict=True))
         return tuple(known[each] for each in alike)
 
@@ -258,7 +257,6 @@ class Growth:
     workers: Workers
     _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
     _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
-    _checked: dict[Room, Room] = field(default_factory=dict)
 
     def holds(self, mark: int | None, level: int) -> bool:
         """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""
@@ -292,23 +290,10 @@ class Growth:
         starvation = self.reach(2, like.starvation or queue)
         return self._room(slo, queue, starvation)
 
-    def searched(self, like: Room, chance: bool) -> Room:
-        """Return `room`. `chance`: further hours will check it; they are simulated while rooms of others are found."""
-        room = self.room(like)
-        if chance:
-            self.checked(room)
-        return room
-
     def checked(self, room: Room) -> Room:
         """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
         if hours are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
         evaluated."""
-        if room not in self._checked:
-            self._checked[room] = self._kept(room)
-        return self._checked[room]
-
-    def _kept(self, room: Room) -> Room:
-        """See `checked`."""
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         # Each further hour begins at the level that the hours before it have kept.
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):

@@ -260,17 +260,6 @@ def _load(cache: Any, signature: object, context: Any) -> Any:
         return None
 
 
-def load(kernel: Any, signature: object) -> None:
-    """Load the code of a kernel for this signature if it is kept, as Numba does when the kernel is first called."""
-    with global_compiler_lock:
-        context, kept = kernel.targetctx, None
-        if signature not in kernel.overloads:
-            kept = kernel._cache.load_overload(signature, context)  # noqa: SLF001
-        if kept is not None:
-            context.insert_user_function(kept.entry_point, kept.fndesc, [kept.library])
-            kernel.add_overload(kept)
-
-
 def _save(cache: Any, signature: object, data: object) -> None:
     """`Cache.save_overload`; if the folder can't take a kernel, it gets no more, and the kernel is used unkept."""
     if not _ours(cache._py_func):  # noqa: SLF001

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from packer.twin.engine.arrive import arrive
 from packer.twin.engine.charge import charge, planned_ms
 from packer.twin.engine.emit import emit, turn
 from packer.twin.engine.schedule import schedule_running
-from packer.twin.kernel_cache import is_kept, load
+from packer.twin.kernel_cache import is_kept
 from packer.twin.law.law import FRONTEND, Law
 
 HERE, ELSEWHERE = (arrive, admit, schedule_running), (turn, emit, planned_ms, charge)
@@ -31,8 +30,7 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
     state = new_state(1, *adapters_of(ones, ones), settings)
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
-    values: dict[str, object] = {"state": state, "law": law, "pool": None, "each": None, "tuning": None}
-    values |= {"now": 0.0, "until_s": 0.0, "ms": 0.0, "ahead": False}
+    values = {"state": state, "law": law, "pool": None, "each": None, "now": 0.0, "ms": 0.0, "ahead": False}
     values |= state._asdict() | law._asdict()
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
@@ -44,12 +42,10 @@ def is_compiled() -> bool:
 
 @cache
 def begin() -> None:
-    """Load the engine in a thread, or start compiling it in another process, while modules are imported."""
+    """Start compiling in another process, unless the engine is compiled."""
     if not is_compiled():
         for part in ELSEWHERE:
             COMPILER.send(part, signature(part))
-    elif isinstance(advance, Dispatcher):  # it is not with NUMBA_DISABLE_JIT
-        Thread(target=lambda: load(advance, signature(advance))).start()
 
 
 def prepare() -> None:

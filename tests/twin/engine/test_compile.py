@@ -58,7 +58,7 @@ print("begun", len(Frontier(fleet, profile)._plans))
 
 
 def test_trees_propose_once_the_engine_is_compiled(compiled_anew: Callable[[str], list[str]]) -> None:
-    """Trees that are still interpreted do not run beside the compiler; an engine that is kept is loaded ahead, once."""
+    """Trees that are still interpreted do not run beside the compiler; an engine that is kept is not compiled again."""
     assert compiled_anew(BEGUN) == ["begun 0", "compiled 1 1", "begun 1"]
     exec(BEGUN, {})  # keeps the engine
     run = subprocess.run([sys.executable, "-c", BEGUN], capture_output=True, text=True, check=True)
