@@ -143,6 +143,13 @@ class Objective:
         """The tuple by which complete plans are compared, smaller first: here the number of GPUs."""
         return (float(sum(item.gpus for item in bins)),)
 
+    def keys(
+        self, workload: Workload, plans: Sequence[Sequence[Bin]], evaluations: Evaluations
+    ) -> list[tuple[float, ...]]:
+        """`key` of each of m plans with n bins; every column of the evaluations is (m, n)."""
+        rows = (Evaluations(*(getattr(evaluations, name)[k] for name in FIGURES)) for k in range(len(plans)))
+        return [self.key(workload, bins, row) for bins, row in zip(plans, rows, strict=True)]
+
     def attained(self, key: tuple[float, ...], bound: float) -> bool:
         """Whether `key` is optimal, given that no plan has a first entry below `bound`."""
         return len(key) == 1 and key[0] <= bound + 1e-9

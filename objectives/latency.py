@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 
 import numpy as np
 
 from packer import checks
-from packer.bin import Bin
+from packer.bin import Bin, indices
 from packer.evaluation import Evaluations
-from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.workload import Workload
 
@@ -46,27 +44,29 @@ class Latency(Objective):
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:
         """(chosen statistic, other statistic) of the chosen latency, ms; 0 without requests, inf without answers."""
-        if not bins:
-            return ()
-        known = _TRAFFIC(workload)
-        rates, tokens = np.array([known(item.adapters, item.shares) for item in bins]).T
+        return self.keys(workload, [bins], evaluations)[0]
+
+    def keys(
+        self, workload: Workload, plans: Sequence[Sequence[Bin]], evaluations: Evaluations
+    ) -> list[tuple[float, ...]]:
+        """`key` of each plan."""
+        if not all(plans):
+            return [()] * len(plans)
+        distinct = {id(item): item for bins in plans for item in bins}  # plans of a search differ in two bins
+        traffic = {key: _traffic(workload, item) for key, item in distinct.items()}
+        rates, tokens = np.array([[traffic[id(item)] for item in bins] for bins in plans]).transpose(2, 0, 1)
         ttft_ms, itl_ms = evaluations.mean_ttft_ms, evaluations.mean_itl_ms
         gaps = np.maximum(tokens, 1.0) - 1.0
         latency = {"request": ttft_ms + itl_ms * gaps, "ttft": ttft_ms, "itl": itl_ms}[self.metric]
         latency = np.where(evaluations.idle, 0.0, np.where(np.isnan(latency), np.inf, latency))
-        mean, worst = float((latency * rates).sum() / rates.sum()), float(latency.max())
-        return (mean, worst) if self.statistic == "mean" else (worst, mean)
+        latency = np.broadcast_to(latency, rates.shape)
+        mean, worst = (latency * rates).sum(axis=1) / rates.sum(axis=1), latency.max(axis=1)
+        first, second = (mean, worst) if self.statistic == "mean" else (worst, mean)
+        return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
-def _traffic_of(workload: Workload, adapters: tuple[int, ...], shares: tuple[float, ...]) -> tuple[float, float]:
+def _traffic(workload: Workload, item: Bin) -> tuple[float, float]:
     """Requests per second of a bin, and their mean output tokens."""
-    index = list(adapters)
-    rates = workload.rates[index] * np.array(shares)
+    rates = item.rates(workload)
     # np.average takes three times as long.
-    return rates.sum(), (workload.mean_output_tokens[index] * rates).sum() / rates.sum()
-
-
-# A search compares thousands of plans that differ in two bins.
-_TRAFFIC: Memo[Workload, Callable[..., tuple[float, float]]] = Memo(
-    lambda workload: lru_cache(2048)(partial(_traffic_of, workload))
-)
+    return rates.sum(), (workload.mean_output_tokens[indices(item.adapters)] * rates).sum() / rates.sum()

@@ -17,7 +17,7 @@ from packer.public import checked
 from packer.settings import Settings
 from packer.workload import Workload
 
-indices = Memo[tuple[int, ...], IntArray](lambda adapters: np.array(adapters, dtype=np.int64))
+indices = Memo[tuple[int, ...], IntArray](lambda adapters: np.array(adapters, dtype=np.int64), kept=256)
 """A set of adapters as an array, int64 (n,), memoised because searches try the same set with several `max_loras`."""
 
 whole = lru_cache(maxsize=64)(lambda n: (1.0,) * n)  # Shares of n adapters that send all of their requests to one bin.

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-KEPT = 16
 
 
 class Memo(Generic[K, V]):
-    """Caches `make(key)` for the last `KEPT` keys, which are compared by identity. For large immutable objects, for
+    """Caches `make(key)` for the last `kept` keys, which are compared by identity. For large immutable objects, for
     which hashing takes longer than computing the value."""
 
-    def __init__(self, make: Callable[[K], V]) -> None:
-        self._make = make
-        self._kept: list[tuple[K, V]] = []
+    def __init__(self, make: Callable[[K], V], kept: int = 16) -> None:
+        self._make, self._most = make, kept
+        self._kept: dict[int, tuple[K, V]] = {}  # with the key, so that no other object gets its id
 
     def __call__(self, key: K) -> V:
         """The value for this object."""
-        for known, value in reversed(self._kept):
-            if known is key:
-                return value
+        known = self._kept.get(id(key))
+        if known is not None:
+            return known[1]
         value = self._make(key)
-        self._kept = [*self._kept[1 - KEPT :], (key, value)]
+        self._kept[id(key)] = key, value
+        if len(self._kept) > self._most:
+            self._kept.pop([*self._kept][0], None)  # noqa: RUF015 (another thread may add a key meanwhile)
         return value
 
 

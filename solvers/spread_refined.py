@@ -146,23 +146,25 @@ class _Refinement:
         row, after = np.arange(len(options))[:, None], 2 * np.arange(len(options))[:, None] + [0, 1]
         bad = ~self.problem.objective.holds(state.found)
         more_bad = (~holds[after]).sum(axis=1) - bad[place].sum(axis=1)
+        # The rank begins with the number of refused servers, which must not grow.
+        now_bad = bad.sum() + more_bad
+        kept = np.flatnonzero(now_bad <= state.rank[0])
+        if not kept.size:
+            return None
         columns = {}
         for name in FIGURES:
-            columns[name] = np.tile(getattr(state.found, name), (len(options), 1))
-            columns[name][row, place] = getattr(found, name)[after]
+            columns[name] = np.tile(getattr(state.found, name), (len(kept), 1))
+            columns[name][row[: len(kept)], place[kept]] = getattr(found, name)[after[kept]]
+        plans = [_exchanged(state.bins, *options[k]) for k in kept.tolist()]
+        keys = self.problem.objective.keys(self.problem.workload, plans, Evaluations(**columns))
         neighbours = []
-        for k, (one, other, pair) in enumerate(options):
-            # The rank begins with the number of refused servers, which must not grow.
-            if (now_bad := int(bad.sum() + more_bad[k])) > state.rank[0]:
-                continue
-            bins = list(state.bins)
-            bins[one], bins[other] = pair
-            rows = Evaluations(**{name: column[k] for name, column in columns.items()})
-            key = self._key(bins, rows, now_bad)
-            if key <= state.rank[:-1]:
+        for i, (bins, key) in enumerate(zip(plans, keys, strict=True)):
+            rank = _rounded((int(now_bad[kept[i]]), *key))
+            if rank <= state.rank[:-1]:
                 rates = state.rates.copy()
-                rates[[one, other]] = self._rates(pair)
-                rated = self._rated(tuple(bins), rows, rates, key)
+                rates[place[kept[i]]] = self._rates(options[kept[i]][2])
+                rows = Evaluations(**{name: column[i] for name, column in columns.items()})
+                rated = self._rated(bins, rows, rates, rank)
                 neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
 
@@ -217,6 +219,13 @@ class _Refinement:
         # A server with a slot for each adapter gets one for the new adapter, too.
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
+
+
+def _exchanged(bins: Sequence[Bin], one: int, other: int, pair: tuple[Bin, Bin]) -> tuple[Bin, ...]:
+    """The bins with another pair at two places."""
+    made = list(bins)
+    made[one], made[other] = pair
+    return tuple(made)
 
 
 def _rounded(rank: Sequence[float]) -> tuple[float, ...]:

@@ -124,7 +124,7 @@ class _Table:
                 # All sums are made before the table changes, so no part is used twice.
                 more = value[: len(value) - size] + count * weights[k]
                 better = more > value[size:] + 1e-12
-                value[size:][better] = more[better]
+                np.copyto(value[size:], more, where=better)
                 self._taken.append((k, count, better))
                 left -= count
                 part *= 2

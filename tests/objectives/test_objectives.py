@@ -13,7 +13,7 @@ import packer
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import FileFormatError, IncompatibleError, UnknownNameError, ValidationError
-from packer.evaluation import Evaluations
+from packer.evaluation import FIGURES, Evaluations
 from packer.goal import Goal
 from packer.moves import match, moved
 from packer.objectives.base import Objective, load_objective
@@ -107,6 +107,19 @@ def test_a_server_without_requests_keeps_every_limit(evaluations: Evaluations, s
     still = replace(evaluations, **idle, worst_adapter_ttft_ms=np.zeros(3), slo_used=np.zeros(3))
     assert load_objective(spec).holds(still).all()
     assert Latency().key(FLEET, BINS, still) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("spec", ["latency", "latency:metric=itl", "latency:statistic=worst", "gpus", "goodput"])
+def test_many_plans_have_the_keys_of_each_alone(evaluations: Evaluations, spec: str) -> None:
+    """`keys` is `key` of each plan with its own figures, also where servers have no answers or no requests."""
+    objective = load_objective(spec)
+    figures = {name: np.stack([getattr(evaluations, name)] * 3) for name in FIGURES}
+    figures["mean_ttft_ms"][1] = [50.0, np.nan, 70.0]
+    figures["worst_adapter_ttft_ms"][2] = [0.0, 80.0, 90.0]
+    plans = [BINS, BINS[::-1], [*BINS[1:], BINS[0]]]
+    rows = [Evaluations(**{name: each[k] for name, each in figures.items()}) for k in range(3)]
+    alone = [objective.key(FLEET, bins, row) for bins, row in zip(plans, rows, strict=True)]
+    assert objective.keys(FLEET, plans, Evaluations(**figures)) == alone
 
 
 def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:

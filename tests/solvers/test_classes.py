@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from monotone import MonotonePredictor
 
 from packer.adapter import Adapter
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.evaluation import Evaluations
@@ -19,6 +20,7 @@ from packer.goal import Goal
 from packer.lengths import Lengths
 from packer.plan import Status
 from packer.planning.solve import solve
+from packer.solvers import classes
 from packer.solvers.classes import aggregate
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
@@ -215,3 +217,20 @@ def test_a_plan_for_two_classes_of_limits_is_optimal_only_if_it_is(solver: str, 
         with_headroom=False, time_limit_s=10.0,
     )  # fmt: skip
     assert (plan.n_gpus, plan.lower_bound, plan.status) == (2, 2.0, Status.OPTIMAL)
+
+
+def _error(points: FloatArray) -> float:
+    """Σ |mean − own| of input and of output tok/s."""
+    return sum(abs(np.mean(each) - each).sum() for each in (points[:, 0] * points[:, 1], points[:, 0] * points[:, 2]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(1, 5)] * 3), min_size=2, max_size=9).filter(lambda rows: len(set(rows)) > 1))
+def test_a_group_is_cut_where_the_rounding_falls_most(rows: list[tuple[int, int, int]]) -> None:
+    """With fewer values than places, no cut at any value of rate, input or output tokens has a smaller error."""
+    points = np.array(rows, dtype=np.float64)
+    below, rest = classes._cut(points, np.arange(len(points)))
+    assert sorted([*below, *rest]) == list(range(len(points)))
+    halves = [column < value for column in points.T for value in np.unique(column)[1:]]
+    least = min(_error(points[half]) + _error(points[~half]) for half in halves)
+    assert _error(points[below]) + _error(points[rest]) == pytest.approx(least, abs=1e-9)
