@@ -274,7 +274,7 @@ def _cut(fleet: Workload, plan: Plan) -> str:
 
 def _raised(point: FrontierPoint, slo: Goal) -> str:
     """Words that follow "breaks the goal" if it is kept at the rates as given and the margin breaks it; else ""."""
-    if point.holds or point.broken_later or point.plan.adapters is None:
+    if point.holds or point.broken_later or point.plan.adapters is None or not slo.of_adapters:
         return ""
     within = float((point.plan.adapters.slo_used <= 1.0).mean())
     return " with rates raised by the margin" if within >= slo.adapter_share - 1e-9 else ""
@@ -287,7 +287,8 @@ def _breaking(point: FrontierPoint, breaking: int, spare: int, raised: str, why:
         when = " in another hour" if point.broken_later else raised
         reason = why(point) if when else ""
         return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}"
-    return f"breaks {'when a GPU is lost' if spare else 'in some hours'}"
+    requests = _requests(point, point.plan.workload.slo)
+    return f"breaks{requests or (' when a GPU is lost' if spare else ' in some hours')}"
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
@@ -308,11 +309,19 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     if spare and not point.queueing:
         return f"{breaks} when a GPU is lost"
     late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
-    if late.any():
-        return f"{breaks} of {int(late.sum()):,} of {len(late):,} adapters"
-    if slow.any():
+    if slow.any() and not late.any():
         return f"{breaks}: ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms"
-    return f"{breaks} with rates raised by the margin{why(point)}"
+    if beyond := int((late | slow | (adapters.slo_used > 1.0)).sum()):
+        return f"{breaks} of {beyond:,} of {len(late):,} adapters"
+    if requests := _requests(point, slo):
+        return f"{breaks}{requests}"
+    return f"{breaks}{_raised(point, slo)}{why(point)}"
+
+
+def _requests(point: FrontierPoint, slo: Goal) -> str:
+    """Words that follow "breaks the goal" if too many requests are beyond limits of requests; else ""."""
+    late = 1.0 - point.slo_attainment
+    return f" for {late:.1%} of the requests" if slo.keys("request") and late > 1.0 - slo.request_share else ""
 
 
 def _listed(gpus: Sequence[int], verb: str, rest: str) -> str:

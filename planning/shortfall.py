@@ -103,7 +103,7 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     """Which weaker goals servers keep in an hour, in words."""
     kept, slo = job.kept, job.workload.slo
     figures = kept.adapters(bins, hour)
-    if not np.isfinite(figures.slo_used).all():
+    if not slo.of_adapters or not np.isfinite(figures.slo_used).all():
         return set()
     within = float((figures.slo_used <= 1.0).mean())
     goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}

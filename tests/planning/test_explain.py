@@ -73,3 +73,20 @@ def test_a_rate_that_no_servers_serve_makes_a_plan_infeasible(server: Profile, r
     assert plan.evaluations.starved.all()
     assert plan.evaluations.offered_tok_s.sum() == pytest.approx(plan.workload.offered_tok_s)
     assert not packer.frontier(plan.workload, server)
+
+
+def test_a_limit_of_requests_is_not_explained_by_that_of_adapters(server: Profile) -> None:
+    """Where requests are beyond their limit, the decision says how many, no share of the adapters is said to be enough,
+    and the margin is not blamed for what breaks at the rates as given."""
+    fleet = Workload([Adapter("a", 8, 8.0), Adapter("b", 8, 6.0)])
+    plan = packer.recommend(fleet, server, slo="ttft_ms=500,e2e_ms=9000", verify=False)
+    assert re.search(r"the goal breaks for \d+\.\d% of the requests, ", plan.decision)
+    assert "adapter_share" not in plan.decision
+    assert plan.reasons[-1] == "server 0 breaks the goal"
+
+
+def test_adapters_beyond_any_limit_count_among_those_that_fewer_gpus_break(server: Profile) -> None:
+    """How many adapters break the goal on fewer GPUs counts those beyond a limit of ITL, not those of TTFT alone."""
+    fleet = Workload([Adapter(f"a{k}", 8, 9.0, slo_class=each) for k, each in enumerate(("fast", "even", None, None))])
+    plan = packer.recommend(fleet, server, slo="fast:p95_ttft_ms=150;even:mean_itl_ms=28", verify=False)
+    assert "\n1 GPU breaks the goal of 2 of 4 adapters." in plan.decision
