@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,16 +51,32 @@ def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     data = read_bytes(path)
     if data.startswith(MAGIC):
         return trace_of(read_parquet(data), path, fields)
+    whole, _, last = data.rpartition(b"\n")
+
+    def without_last() -> Trace:
+        found = trace_of(decode(whole + b"\n"), path, fields)
+        said = "left out the last line, which is cut, or still being written"
+        return replace(found, said=(*found.said, said))
+
+    with suppress(FileFormatError):
+        if whole and _is_half(last):  # known before a long log is read in vain
+            return without_last()
     try:
         return trace_of(decode(data), path, fields)
     except FileFormatError as error:
-        whole, _, last = data.rpartition(b"\n")
         with suppress(FileFormatError):
             if whole and last and error.row == data.count(b"\n") + 1:
-                found = trace_of(decode(whole + b"\n"), path, fields)
-                said = "left out the last line, which is cut, or still being written"
-                return replace(found, said=(*found.said, said))
+                return without_last()
         raise
+
+
+def _is_half(line: bytes) -> bool:
+    """Whether a line is the beginning of a JSON object."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return line.lstrip().startswith(b"{")
+    return False
 
 
 def trace_of(content: str | pl.DataFrame, path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import FileFormatError, PackerError
+from packer.traces import read
 from packer.traces.access_log import Fields
 from packer.traces.read import read_trace
 
@@ -196,6 +197,16 @@ def test_a_cut_last_line_is_said(tmp_path: Path) -> None:
     path.write_bytes(WHOLE[:-3] + b"\n" + WHOLE)
     with pytest.raises(FileFormatError, match="row 1"):
         read_trace(path)
+
+
+def test_a_log_with_a_cut_last_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the last line is half an object is known before the other lines are read, which may take minutes."""
+    texts: list[str] = []
+    monkeypatch.setattr(read, "decode", lambda data: texts.append(data.decode()) or texts[-1])
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
+    assert len(read_trace(path)) == 1
+    assert len(texts) == 1
 
 
 def test_nan_is_no_value(tmp_path: Path) -> None:
