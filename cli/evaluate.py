@@ -21,7 +21,7 @@ from packer.errors import IncompatibleError, InputError, ValidationError
 from packer.operate.changes import changed_fleet
 from packer.seeds import evaluating
 from packer.traces.trace import Trace
-from packer.words import listed
+from packer.words import listed, prefixed
 
 if TYPE_CHECKING:
     from packer.operate.evaluate import PlanEvaluation
@@ -296,5 +296,6 @@ def _placeable(plan: packer.Plan, seen: packer.Workload, given: Ranks, out: Outp
     if given.others or not unknown:
         return _ranked(plan, seen, given)
     largest = max(1, *plan.workload.ranks.tolist())
-    out.note(f"{listed(unknown, SHOWN)}: no rank is given (--rank); taken to be {largest}, the plan's largest")
+    said = f"{listed(unknown, SHOWN)}: no rank is given (--rank); taken to be {largest}, the plan's largest."
+    out.note(f"{said}{prefixed(unknown, known)}".removesuffix("."))
     return _ranked(plan, seen, replace(given, others=(largest,)))

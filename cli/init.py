@@ -95,7 +95,9 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     source = f"packer init {Path(given.traffic_path).name}"
     write_workload(rounded(fleet), paths["fleet.csv"], force=out.force, comments=[source])
     said = "# Defaults of packer's commands in this folder: docs/how-to/configure.md.\n"
-    defaults = {"profile": "profile.toml", **({"slo": list(given.slo)} if given.slo else {})}
+    lists = {"slo": given.slo, "key": reading.keys, "skip": reading.skip}
+    defaults = {"profile": "profile.toml", **{name: list(each) for name, each in lists.items() if each}}
+    defaults |= {"strip-prefix": fields.strip_prefix} if fields.strip_prefix else {}
     write_text(paths["packer.toml"], said + tomlkit.dumps(defaults), force=out.force)
     with interruptible() as stop, out.progress() as progress:
         hour = None if seen is None else seen.hour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -38,6 +38,17 @@ def none_called(missing: Sequence[str], option: str, names: Iterable[str]) -> li
     """A warning that no request is to models that an option names, with the names in the traffic; empty for none."""
     said = f"no request names {listed(missing, 3)} ({option}): traffic is to {listed(sorted(names), 5) or 'no model'}"
     return [said] if missing else []
+
+
+def prefixed(names: Sequence[str], known: Collection[str]) -> str:
+    """Words about what stands before `known` names in most of these names, with the option that takes it away; else
+    empty."""
+    ends = sorted((each for each in known if names and names[0].endswith(each)), key=len)
+    prefix = names[0].removesuffix(ends[-1]) if ends else ""
+    met = sum(name.startswith(prefix) and name.removeprefix(prefix) in known for name in names) if prefix else 0
+    if 2 * met <= len(names) or prefix[-1].isalnum():
+        return ""
+    return f" Without {prefix!r} before it, {counted(met, 'name')} would be known: --strip-prefix {prefix} (of logs)."
 
 
 def by_rank(ranks: Iterable[int]) -> str:

@@ -18,7 +18,7 @@ from packer.lengths import Lengths
 from packer.sessions import Sessions
 from packer.traces.prefixes import common_groups
 from packer.traces.trace import Trace
-from packer.words import none_called
+from packer.words import none_called, prefixed
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 DEFAULT_EXPONENT = 1.2  # With 200 adapters, 20 % of them get about 80 % of the requests, as in measured fleets.
@@ -98,7 +98,7 @@ class Ranks:
             raise ValidationError(
                 f"Expected the rank of every adapter: {len(missing)} of {len(names)} have none, the first is "
                 f"{shown(missing[0])}. --ranks FILE.csv (columns adapter,rank) gives them, --rank R is one "
-                "for all others."
+                f"for all others.{prefixed(missing, self.table)}"
             )
         drawn = draw_ranks(len(missing), self.others, np.random.default_rng(seed)) if missing else ()
         table = {**self.table, **dict(zip(missing, drawn, strict=True))}

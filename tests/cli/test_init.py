@@ -66,6 +66,27 @@ def test_a_log_becomes_a_project(log: str, tmp_path: Path, capsys: Capture, monk
     assert "--force" in capsys.readouterr().err
 
 
+def test_a_prefix_of_the_gateway_is_named_and_kept(
+    log: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names are known but for what a gateway puts before them, the option that removes it is named; later
+    commands in the project read the log as `init` did."""
+    text, folder = Path(log).read_text(), tmp_path / "project"
+    Path(log).write_text(text.replace('"model": "', '"model": "gw/'))
+    ranks = tmp_path / "ranks.csv"
+    ranks.write_text("adapter,rank\n" + "".join(f"{name},16\n" for name in NAMES))
+    words = ["init", log, "--ranks", str(ranks), *SERVER, "-o", str(folder)]
+    told = "Without 'gw/' before it, 3 names would be known: --strip-prefix gw/"
+    assert run(words) == 2
+    assert told in capsys.readouterr().err
+    assert run([*words, "--strip-prefix", "gw/"]) == 0
+    assert run(["evaluate", str(folder / "plan.json"), "--log", log]) == 3
+    assert told in capsys.readouterr().err
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("PACKER_CONFIG", raising=False)
+    assert run(["evaluate", "plan.json", "--log", log]) == 0
+
+
 def test_a_log_is_planned_for_its_busiest_hour(tmp_path: Path, capsys: Capture) -> None:
     """The first line names the hour that was planned for; adapters that are silent then keep a place."""
     path = tmp_path / "access.jsonl"
