@@ -9,16 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from packer.arrays import FloatArray, IntArray
-from packer.twin.cluster.residents import (
-    BitArray, Residents, may_have, new_residents, note_residents, row_of_bits, servers_among,
-)  # fmt: skip
+from packer.arrays import FloatArray
+from packer.twin.cluster.residents import Residents, may_have, new_residents, note_residents, servers_among
 from packer.twin.cluster.routers.base import ScoringRouter
 from packer.twin.cluster.routers.step_cost import adapters_with, prefill_floor, rank_floors, ranks_of, step_ms
-from packer.twin.cluster.running import Running, new_running, note_running
 from packer.twin.cluster.state import Servers, on_gpu, outstanding
 from packer.twin.engine.content import Content
-from packer.twin.flags import CALLED, INLINED
+from packer.twin.flags import INLINED
 
 SAFE = 1.0 - 1e-9  # Margin for rounding: sums of the same terms in another order differ by less.
 
@@ -26,19 +23,16 @@ SAFE = 1.0 - 1e-9  # Margin for rounding: sums of the same terms in another orde
 class Known(NamedTuple):
     """numbers: as in `parameters`. looked (S, 6): the state of each server when its `kept` was computed.
 
-    kept (rows, S, up to a multiple of 8): lower bounds for each server, ms. Three rows for each rank: time of a request
-    if its adapter is in the batch, if the adapter joins it, and the adapter's load. Two more rows: time of each further
-    prompt token in the first and in the second case. least (rows, words): the smallest of each eight servers. floors
-    (2, words): least time of the current request on any of eight servers, and on those that must load its adapter.
+    kept (rows, S, up to a multiple of 8): lower bounds for each server, ms. Two rows for each rank: time of a request
+    if its adapter is in the batch, and if it must be loaded. Two more rows: time of each further prompt token in the
+    first and in the second case. least (rows, words): the smallest of each eight servers.
     """
 
     numbers: FloatArray
     looked: FloatArray
     kept: FloatArray
     least: FloatArray
-    floors: FloatArray
     holders: Residents
-    running: Running
 
 
 @njit(**INLINED)
@@ -99,7 +93,6 @@ def _changed(c: Servers, looked: FloatArray, s: int) -> bool:
 def _note(c: Servers, p: Known, s: int) -> None:
     """Update what `Known` keeps of server `s`."""
     note_residents(c, p.holders, s)
-    note_running(c, p.running, s)
     if not _changed(c, p.looked[s], s):
         return
     server, kept, loading = c.servers[s], p.kept, c.law.loading[c.kind[s]]
@@ -117,120 +110,37 @@ def _note(c: Servers, p: Known, s: int) -> None:
     for k in range(1, c.classes.shape[1]):
         rank = float(c.classes[s, k].rank)
         own, more = rank_floors(c, s, rank, n, largest)
-        kept[3 * k - 3, s] = steps * fixed + slope * waiting + further * (decode + own)
-        kept[3 * k - 2, s] = (
-            steps * (fixed_joined + more) + slope_joined * waiting + further * (decode_joined + own + more)
-        )
-        kept[3 * k - 1, s] = loading[0] + loading[1] * rank
+        kept[2 * k - 2, s] = steps * fixed + slope * waiting + further * (decode + own)
+        joins = steps * (fixed_joined + more) + slope_joined * waiting + further * (decode_joined + own + more)
+        kept[2 * k - 1, s] = joins + loading[0] + loading[1] * rank
     kept[kept.shape[0] - 2, s], kept[kept.shape[0] - 1, s] = slope, slope_joined
     first = s & ~7
     for k in range(kept.shape[0]):
         least = kept[k, first]
         for other in range(first + 1, first + 8):
-            if kept[k, other] < least:
-                least = kept[k, other]
+            least = min(least, kept[k, other])
         p.least[k, s >> 3] = least
-
-
-@njit(**INLINED)
-def _in_batch(c: Servers, p: Known, s: int, r: int) -> float:
-    """Return the least time of the request on a server that has its adapter in the batch."""
-    rows = p.kept.shape[0]
-    return float(p.kept[3 * c.rank_class[c.adapter[r]] - 3, s] + p.kept[rows - 2, s] * c.prompt[r])
-
-
-@njit(**INLINED)
-def _least(c: Servers, p: Known, s: int, r: int) -> float:
-    """Return the least time of the request on a server."""
-    a, rows = c.adapter[r], p.kept.shape[0]
-    if c.ranks[a] == 0 or may_have(p.running.bits, s, a):
-        return float(_in_batch(c, p, s, r))
-    k = 3 * c.rank_class[a] - 2
-    least = p.kept[k, s] + p.kept[rows - 1, s] * c.prompt[r]
-    return float(least if may_have(p.holders.bits, s, a) else least + p.kept[k + 1, s])
-
-
-@njit(**CALLED)
-def _best_word(
-    kept: FloatArray, least: FloatArray, floors: FloatArray, held: BitArray, runs: BitArray, k: int, prompt: float
-) -> int:
-    """Set `floors`; return the eight servers (a word) with the smallest floor.
-
-    held, runs (words,): bits of the servers that may hold the adapter, and of those that have it in their batch. k:
-    first row of `kept` for its rank. Not inlined: with `choose` it would need more registers than the processor has.
-    """
-    some, every, last = floors[0], floors[1], least.shape[0] - 1
-    batch, joins, load = least[k], least[k + 1], least[k + 2]
-    slope, slope_joined = least[last - 1], least[last]
-    for word in range(some.size):
-        some[word] = joins[word] + slope_joined[word] * prompt
-        every[word] = some[word] + load[word]
-    lowest, best = math.inf, 0
-    for word in range(some.size):
-        some[word] = every[word] if held[word] == 0 else some[word]
-        if some[word] < lowest:
-            lowest, best = some[word], word
-    for word in range(some.size):
-        if runs[word] == 0:
-            continue
-        floor = batch[word] + slope[word] * prompt
-        if floor < lowest:  # it may belong to a server that does not run the adapter
-            floor = some[word]
-            for s in range(8):
-                if (runs[word] >> s) & 1:
-                    floor = min(floor, kept[k, 8 * word + s] + kept[last - 1, 8 * word + s] * prompt)
-        if floor < some[word]:
-            some[word] = floor
-        if floor < lowest:
-            lowest, best = floor, word
-    return best
-
-
-@njit(**CALLED)
-def _best_word_of_base(least: FloatArray, floors: FloatArray, k: int, prompt: float) -> int:
-    """As `_best_word`, for a request to the base model, which needs no adapter."""
-    some, every, slope = floors[0], floors[1], least[least.shape[0] - 2]
-    lowest, best = math.inf, 0
-    for word in range(some.size):
-        some[word] = every[word] = least[k, word] + slope[word] * prompt
-        if some[word] < lowest:
-            lowest, best = some[word], word
-    return best
-
-
-@njit(**INLINED)
-def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
-    """Return the position of the server with the least time if all servers are candidates, else -1."""
-    a, lowest, prompt = c.adapter[r], math.inf, float(c.prompt[r])
-    k = 3 * c.rank_class[a] - 3
-    if c.ranks[a] == 0:
-        best = 8 * _best_word_of_base(p.least, p.floors, k, prompt)
-    else:
-        held = p.holders.bits[row_of_bits(p.holders.bits, a)]
-        runs = p.running.bits[row_of_bits(p.running.bits, a)]
-        best = 8 * _best_word(p.kept, p.least, p.floors, held, runs, k, prompt)
-    # `_among` reads the floors in this case, too, so they are set first.
-    if last - first < c.wake_s.size:
-        return -1
-    for s in range(best, min(best + 8, c.wake_s.size)):
-        least = _least(c, p, s, r)
-        if least < lowest:
-            lowest, best = least, s
-    return int(first + best)
 
 
 @njit(**INLINED)
 def _among(c: Servers, p: Known, word: int, r: int, lowest: float) -> int:
     """Return all eight servers if one may win with a load, else those that may hold the adapter, or none."""
-    if p.floors[0, word] * SAFE >= lowest:
+    a, least, last = c.adapter[r], p.least, p.least.shape[0] - 1
+    k = 2 * c.rank_class[a] - 2
+    if (least[k, word] + least[last - 1, word] * c.prompt[r]) * SAFE >= lowest:
         return 0
-    return 255 if p.floors[1, word] * SAFE < lowest else int(servers_among(p.holders.bits, word, c.adapter[r]))
+    if c.ranks[a] == 0 or (least[k + 1, word] + least[last, word] * c.prompt[r]) * SAFE < lowest:
+        return 255
+    return int(servers_among(p.holders.bits, word, a))
 
 
 @njit(**INLINED)
 def _worth(c: Servers, p: Known, s: int, r: int, lowest: float) -> bool:
     """Whether the latency may be shorter than `lowest`."""
-    return bool(_least(c, p, s, r) * SAFE < lowest)
+    a, rows = c.adapter[r], p.kept.shape[0]
+    absent = c.ranks[a] > 0 and not may_have(p.holders.bits, s, a)
+    least = p.kept[2 * c.rank_class[a] - 2 + absent, s] + p.kept[rows - 2 + absent, s] * c.prompt[r]
+    return bool(least * SAFE < lowest)
 
 
 @dataclass(frozen=True)
@@ -239,13 +149,11 @@ class Predicted(ScoringRouter):
     decode among the server's requests: the best estimate of a router that does not know later requests."""
 
     name = "predicted"
-    score, note, worth = staticmethod(_score), staticmethod(_note), staticmethod(_worth)
-    survey, among = staticmethod(_survey), staticmethod(_among)
+    score, note = staticmethod(_score), staticmethod(_note)
+    among, worth = staticmethod(_among), staticmethod(_worth)
 
     def state(self, numbers: FloatArray, servers: Servers, content: Content) -> Known:
         """Return the parameters with room for what is kept and what the servers hold."""
-        words, rows = servers.touched_words.size, 3 * servers.classes.shape[1] - 1
-        kept, floors = np.full((rows, 8 * words), np.inf), np.zeros((2, words))
-        looked = np.full((8 * words, 6), np.inf)
-        least = kept[:, :words].copy()
-        return Known(numbers, looked, kept, least, floors, new_residents(servers), new_running(servers))
+        words, rows = servers.touched_words.size, 2 * servers.classes.shape[1]
+        looked, kept = np.full((8 * words, 6), np.inf), np.full((rows, 8 * words), np.inf)
+        return Known(numbers, looked, kept, kept[:, :words].copy(), new_residents(servers))
