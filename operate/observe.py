@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +21,16 @@ from packer.traces.assign import Ranks
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, latest_rates, rates_of
-from packer.traces.prefixes import with_hit_rate
+from packer.traces.prefixes import BLOCK_TOKENS, with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.traces.trend import trend_of
+from packer.twin.engine.content import blocks_of_sessions
 from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
+
+MOST_BLOCKS = 10_000_000  # Blocks of replayed requests with cached tokens; blocks of more tokens are made beyond it.
 
 
 def observe_log(
@@ -137,7 +141,8 @@ def busiest_requests(trace: Trace, window_s: float) -> Trace:
 
 def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTrace | None:
     """The requests of a log to the adapters of these names, by their place among the names; None if there are none.
-    `window_s`: minimum length. It is longer than a short log, so that all of its requests end."""
+    `window_s`: minimum length. It is longer than a short log, so that all of its requests end. Where the
+    log has the number of cached tokens and no ids of blocks, the first prompts of sessions share them by adapter."""
     place = {name: i for i, name in enumerate(names) if name}
     numbers = np.array([place.get(name, -1) for name in log.names], dtype=np.int64)
     assert log.adapter is not None
@@ -145,7 +150,14 @@ def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTra
     if not len(rows):
         return None
     found = log.requests().take(rows)
-    return replace(found, adapter=numbers[found.adapter], end_s=max(window_s, found.span_s))
+    found = replace(found, adapter=numbers[found.adapter], end_s=max(window_s, found.span_s))
+    if found.blocks is not None or log.cached_tokens is None:
+        return found
+    sessions = np.arange(len(rows)) if found.sessions is None else found.sessions
+    lengths = found.input_tokens, found.output_tokens
+    tokens = BLOCK_TOKENS * math.ceil(sum(int(each.sum()) for each in lengths) / (BLOCK_TOKENS * MOST_BLOCKS))
+    blocks = blocks_of_sessions(sessions, found.adapter, *lengths, tokens, cached=log.cached_tokens[rows])
+    return replace(found, blocks=blocks)
 
 
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:

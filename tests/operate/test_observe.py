@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import packer
 from packer.adapter import Adapter
+from packer.arrays import IntArray
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
@@ -23,10 +25,12 @@ from packer.operate.observe import (
 )
 from packer.operate.schedule import periods_of_trace
 from packer.operate.view import View
+from packer.profile import Profile
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
+from packer.twin.override import with_engine
 from packer.workload import Workload
 
 
@@ -216,3 +220,26 @@ def test_a_log_shorter_than_its_window_has_the_trend_of_all_of_it() -> None:
     assert found[0].factors == pytest.approx(np.linspace(0.1, 1.9, 12), abs=0.15)
     assert found[0] == found[1]
     assert list(periods_of_trace(log, Workload([Adapter("a", 8, 1.0)]), 3600.0)[1].values()) == [found[0].trend]
+
+
+@pytest.mark.parametrize("sessions", [None, np.arange(3000) % 1500])
+def test_replayed_prompts_begin_alike_as_drawn_ones_do(server: Profile, sessions: IntArray | None) -> None:
+    """The requests of a log that counts cached tokens find about as many of them when they are replayed as drawn ones
+    do: without, a plan for the log took more GPUs than one for its fleet."""
+    draw = np.random.default_rng(3)
+    times, adapter = np.sort(draw.uniform(0.0, 1800.0, 3000)), draw.integers(0, 6, 3000)
+    adapter = adapter if sessions is None else adapter[sessions]
+    inputs, outputs = draw.integers(1100, 1300, 3000), draw.integers(50, 150, 3000)
+    if sessions is not None:
+        inputs[1500:] += inputs[:1500] + outputs[:1500]
+    cached, names = np.full(3000, 1008), tuple(f"a{k}" for k in range(6))
+    log = Trace(times, inputs, outputs, adapter, names, cached_tokens=cached, sessions=sessions)
+    found = observe_log(log, Ranks(others=(8,)), window_s=1800.0)
+    assert found.hour is not None
+    today = with_engine(server, vllm_version="0.30")
+    drawn, replayed = (
+        packer.simulate(each, today, max_loras=6, duration_s=1800.0, seed=1).prefix_hit_rate
+        for each in (found.fleet, found.fleet.replaying(found.hour))
+    )
+    assert drawn > 0.5
+    assert replayed == pytest.approx(drawn, abs=0.1)

@@ -43,25 +43,29 @@ def content_of_prefixes(adapter: IntArray, ids: IntArray, tokens: int) -> Conten
 
 
 def blocks_of_sessions(
-    sessions: IntArray, adapter: IntArray, prompt: IntArray, output: IntArray, tokens: int
-) -> Blocks | None:
+    sessions: IntArray, adapter: IntArray, prompt: IntArray, output: IntArray, tokens: int,
+    cached: IntArray | None = None,
+) -> Blocks | None:  # fmt: skip
     """Blocks of requests in order of time, int64 (n,) each, by their sessions; None if no request continues a session.
     A request continues its session if its prompt is at least as long as prompt and output of the turn before: it then
-    begins with them. Otherwise its content is new."""
+    begins with them. Otherwise its content is new, but for its first `cached` tokens, which belong to its adapter."""
     n, whole = len(sessions), prompt + output
     order = np.lexsort((np.arange(n), sessions, adapter))
     earlier, later = order[:-1], order[1:]
     anew = np.ones(n, dtype=bool)
     anew[1:] = (sessions[later] != sessions[earlier]) | (adapter[later] != adapter[earlier])
     anew[1:] |= prompt[later] < whole[earlier]
-    if anew.all():
+    if anew.all() and cached is None:
         return None
     counts, first = whole // tokens, np.empty(n, dtype=np.int64)
     # Turns of a session begin alike: they share one range of ids, as long as the longest turn.
     longest = np.maximum.reduceat(counts[order], np.flatnonzero(anew))
     first[order] = (np.cumsum(longest) - longest)[np.cumsum(anew) - 1]
-    none = np.zeros(n, dtype=np.int64)
-    return chained(none, none, counts, first, tokens)
+    shared = np.zeros(n, dtype=np.int64)
+    if cached is not None:
+        begin = order[np.flatnonzero(anew)]
+        shared[order] = (np.minimum(cached, prompt - 1)[begin] // tokens)[np.cumsum(anew) - 1]
+    return chained(adapter, shared, counts, first, tokens)
 
 
 def chained(owner: IntArray, shared: IntArray, counts: IntArray, first: IntArray, tokens: int) -> Blocks:
