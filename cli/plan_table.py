@@ -357,10 +357,11 @@ def assumed_lengths(fleet: packer.Workload) -> str:
     """Say which token lengths the workload does not give (input, output or both) and what is assumed instead."""
     sides = fleet.assumed_lengths
     means = [f"{getattr(fleet, side).mean:g}" for side in sides]
+    whose = "" if fleet.assuming == len(fleet) else f"of {fleet.assuming:,} of {len(fleet):,} adapters "
     if len(sides) == 1:
         what = "prompts" if sides == ("input_tokens",) else "answers"
-        return f"of {what} not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
-    said = f"not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average;"
+        return f"of {what} {whose}not given: as ShareGPT's, {means[0]} tokens on average; column {sides[0]} gives them"
+    said = f"{whose}not given: as ShareGPT's, {means[0]} tokens in and {means[1]} out on average;"
     return f"{said} columns input_tokens and output_tokens give them"
 
 

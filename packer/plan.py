@@ -165,14 +165,15 @@ class Plan:
     @property
     def hardware(self) -> str:
         """The servers in words: "2 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed)"."""
-        found = []
+        found, some = [], self.workload.assuming
+        whose = "" if some == len(self.workload) else f" of {counted(some, 'adapter')}"
         for profile, servers in Counter(item.profile for item in self.bins).items():
             size, model = profile.engine.gpus, profile.model
             gpus = f"{servers * size} × {profile.gpu.name.removeprefix('NVIDIA ').removeprefix('AMD ')}"
             gpus += f" as {counted(servers, 'server')} of {size}" if size > 1 else ""
             engine = profile.engine.name.replace("vllm", "vLLM")
             named = (model.repository or model.name).rpartition("/")[2]
-            notes = "; lengths assumed" if self.workload.assumed_lengths else ""
+            notes = f"; lengths{whose} assumed" if some else ""
             notes += "" if profile.calibrated else "; estimated"
             found.append(f"{gpus} ({named}, {engine} {profile.engine.version}{notes})")
         return " and ".join(found) or counted(0, "GPU")

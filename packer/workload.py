@@ -256,6 +256,11 @@ class Workload:
             if getattr(self, side) == default and any(getattr(a, side) is None for a in self.adapters)
         )
 
+    @property
+    def assuming(self) -> int:
+        """Number of adapters with `assumed_lengths`."""
+        return sum(any(getattr(a, side) is None for side in self.assumed_lengths) for a in self.adapters)
+
     def slot_rank(self, given: int | None = None) -> int:
         """`max_lora_rank` of slots that hold every adapter: `given`, or else the smallest that vLLM accepts. Raises
         `ValidationError`: vLLM does not accept `given`, or it is smaller than the largest rank."""

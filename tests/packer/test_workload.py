@@ -178,6 +178,8 @@ def test_lengths_that_nobody_gave_are_known_as_such() -> None:
     assert not Workload([Adapter("a", 8, 0.1)], given, given).assumed_lengths
     assert not Workload([Adapter("a", 8, 0.1, given, given)]).assumed_lengths
     assert Workload([Adapter("a", 8, 0.1, given)]).assumed_lengths == ("output_tokens",)
+    some = Workload([Adapter("a", 8, 0.1, given, given), Adapter("b", 8, 0.1, given)])
+    assert (some.assumed_lengths, some.assuming, bare.assuming) == (("output_tokens",), 1, 1)
 
 
 def test_models_are_named_by_all_or_none() -> None:

@@ -9,6 +9,7 @@ import pytest
 import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
+from packer.cli.plan_table import assumed_lengths
 from packer.lengths import Lengths
 from packer.plan import Plan, Status
 from packer.profile import Profile
@@ -90,3 +91,12 @@ def test_adapters_beyond_any_limit_count_among_those_that_fewer_gpus_break(serve
     fleet = Workload([Adapter(f"a{k}", 8, 9.0, slo_class=each) for k, each in enumerate(("fast", "even", None, None))])
     plan = packer.recommend(fleet, server, slo="fast:p95_ttft_ms=150;even:mean_itl_ms=28", verify=False)
     assert "\n1 GPU breaks the goal of 2 of 4 adapters." in plan.decision
+
+
+def test_lengths_that_few_adapters_lack_are_said_of_those(server: Profile) -> None:
+    """The first line does not call the lengths of all adapters assumed where some have lengths of their own."""
+    given = Lengths.constant(100)
+    fleet = Workload([Adapter("a", 8, 0.5, given, given), Adapter("b", 8, 0.5), Adapter("c", 8, 0.5, given)])
+    plan = packer.recommend(fleet, server, verify=False)
+    assert "vLLM 0.8.5; lengths of 2 adapters assumed): " in plan.decision
+    assert assumed_lengths(fleet).startswith("of 2 of 3 adapters not given: as ShareGPT's")
