@@ -199,7 +199,8 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     least = [each.low for each in lengths]
     most = [np.iinfo(np.int64).max if each.high is None else each.high for each in lengths]
     low, high = (np.array(ends)[which if len(set(ends)) > 1 else 0] for ends in (least, most))
-    return np.clip(np.rint(tokens).astype(np.int64), low, high)
+    whole: IntArray = np.maximum(np.rint(tokens).astype(np.int64), low)
+    return whole if all(each.high is None for each in lengths) else np.minimum(whole, high)
 
 
 def _on_grid(z: FloatArray) -> tuple[FloatArray, IntArray]:

@@ -213,13 +213,11 @@ def few_used(sim: Run, least: float = 0.0) -> float:
     number = sim.completed_of.astype(np.int64)
     few = (number >= MEAN_FROM) & (number < FEW_REQUESTS)
     limits = sim.workload.slo.column(sim.workload, "p95_ttft_ms")[few] * FEW_MAY_REACH
-    if not few.any() or sim.ttft_ms.max() <= limits.min():
+    if not few.any() or sim.sorted_ttft_ms[-1] <= limits.min():
         return least
     # With a tenth of all waits beyond its levels one adapter alone exceeds `FEW_CHANCE`: shorter waits do not matter.
     n = len(sim.ttft_ms)
-    halves, tenth = [(n - 1) // 2, n // 2], 9 * n // 10
-    ordered = np.partition(sim.ttft_ms, [*halves, tenth])
-    usual, waits = float(ordered[halves].mean()), np.sort(ordered[tenth:])
+    usual, waits = float(sim.sorted_ttft_ms[[(n - 1) // 2, n // 2]].mean()), sim.sorted_ttft_ms[9 * n // 10 :]
     (number, limits), times = np.unique(np.array([number[few], limits]), axis=1, return_counts=True)
     place = 0.95 * (number - 1)
     part, above = np.maximum(place % 1.0, 1e-9), number - 1 - np.floor(place)

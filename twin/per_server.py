@@ -26,14 +26,13 @@ def mean(values: FloatArray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def quantiles(values: FloatArray, *shares: float) -> tuple[float, ...]:
-    """Return the quantiles at these shares, interpolated as `numpy.quantile` does, in less time; NaN without values."""
-    places = [(len(values) - 1) * share for share in shares if len(values)]
-    near = {min(k, len(values) - 1) for place in places for k in (int(place), int(place) + 1)}
-    ordered, found = np.partition(values, sorted(near)) if near else values, []
-    for place in places:
+def quantiles(ordered: FloatArray, *shares: float) -> tuple[float, ...]:
+    """Return the quantiles of sorted values at these shares, interpolated as `numpy.quantile` does; NaN without values.
+    NumPy sorts in less time than it finds several quantiles."""
+    found = []
+    for place in ((len(ordered) - 1) * share for share in shares if len(ordered)):
         below = int(place)
-        low, high = float(ordered[below]), float(ordered[min(below + 1, len(values) - 1)])
+        low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
         part = place - below
         # `numpy.quantile` interpolates from the nearer of the two values.
         found.append(low + (high - low) * part if part < 0.5 else high - (high - low) * (1.0 - part))

@@ -203,13 +203,17 @@ class Run:
         return figures.statistic_of(self.requests_ms(what)[0], statistic)
 
     mean_ttft_ms = cached_property(lambda self: by_server.mean(self.ttft_ms))  # Mean TTFT.
-    ttft_quantiles_ms = cached_property(lambda self: by_server.quantiles(self.ttft_ms, 0.5, 0.95, 0.99))
+    sorted_ttft_ms = cached_property(lambda self: np.sort(self.ttft_ms))
+    """`ttft_ms` in ascending order."""
+    ttft_quantiles_ms = cached_property(lambda self: by_server.quantiles(self.sorted_ttft_ms, 0.5, 0.95, 0.99))
     """Median, 95th and 99th percentile of TTFT."""
     median_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[0]))  # Median TTFT.
     p99_ttft_ms = cached_property(lambda self: float(self.ttft_quantiles_ms[2]))  # 99th percentile of TTFT.
     mean_tpot_ms = cached_property(lambda self: by_server.mean(self.tpot_ms))  # Mean TPOT, over requests.
-    median_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.5)[0])  # Median TPOT.
-    p99_tpot_ms = cached_property(lambda self: by_server.quantiles(self.tpot_ms, 0.99)[0])  # 99th percentile of TPOT.
+    tpot_quantiles_ms = cached_property(lambda self: by_server.quantiles(np.sort(self.tpot_ms), 0.5, 0.99))
+    """Median and 99th percentile of TPOT."""
+    median_tpot_ms = cached_property(lambda self: float(self.tpot_quantiles_ms[0]))  # Median TPOT.
+    p99_tpot_ms = cached_property(lambda self: float(self.tpot_quantiles_ms[1]))  # 99th percentile of TPOT.
 
     mean_itl_ms = cached_property(by_server.mean_itl_ms)
     """Mean gap between chunks of completed requests: tokens, or several that left the front end together."""

@@ -169,9 +169,11 @@ def is_stable(sim: Run) -> bool:
         return True
     if sim.workload.arrivals.kind not in ("poisson", "lognormal"):
         third = sim.duration_s / 3.0
-        middle, last = fewest_waiting(sim, third, 2 * third, sim.duration_s)
-        few = FEW + SLOW * len(sim.raw.requests.time_s)
-        return last <= min(FEW + (1.0 + MATERIAL) * middle, few)
+        (last,) = fewest_waiting(sim, 2 * third, sim.duration_s)
+        if last <= FEW:
+            return True
+        (middle,) = fewest_waiting(sim, third, 2 * third)
+        return last <= FEW + min((1.0 + MATERIAL) * middle, SLOW * len(sim.raw.requests.time_s))
     if _waiting_at_last(sim) <= FEW:
         return True
     growth = queue_growth(sim)
