@@ -24,12 +24,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import llvmlite  # type: ignore[import-untyped]
+import llvmlite.binding  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.caching import CacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime._nrt_python import c_helpers
 from numba.core.runtime.nrt import rtsys
 
 from packer.twin.kernel_folder import cache_folder, full, keeps, named_folder, prune, tell_once
@@ -116,8 +117,10 @@ def is_kept(kernel: Dispatcher) -> bool:
     """Whether compiled code of this version of a kernel is in the folder, or none is needed (NUMBA_DISABLE_JIT)."""
     if not isinstance(kernel, Dispatcher):
         return True
-    folder, name = cache_folder(), f"*.{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}.*.nbi"
-    return folder is not None and any(folder.glob(name))
+    folder, name = cache_folder(), f".{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}."
+    with contextlib.suppress(OSError):
+        return folder is not None and any(name in each and each.endswith(".nbi") for each in os.listdir(folder))
+    return False
 
 
 def _ours(function: types.FunctionType) -> bool:
@@ -244,11 +247,21 @@ def _compile(kernel: Any, signature: object) -> Any:
 _COMPILED: Callable[..., Any] = Dispatcher.compile
 
 
+@functools.cache
+def _link_runtime() -> None:
+    """Give the functions of Numba's runtime to code that is loaded. `rtsys.initialize` does the same, and compiles
+    others, which only the compiler needs."""
+    for name, address in c_helpers.items():
+        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 def _load(cache: Any, signature: object, context: Any) -> Any:
     """`Cache.load_overload`, without Numba's declarations for our kernels: they are slow to import and only compile."""
-    if not _ours(cache._py_func):  # noqa: SLF001
+    if _ours(cache._py_func):  # noqa: SLF001
+        _link_runtime()
+    else:
         context.refresh()
-    rtsys.initialize(context)
+        rtsys.initialize(context)
     try:
         with cache._guard_against_spurious_io_errors():  # noqa: SLF001
             return cache._load_overload(signature, context)  # noqa: SLF001
