@@ -127,16 +127,18 @@ class Objective:
         ok = feasible = evaluations.feasible
         if self.stable:
             ok = ok & evaluations.stable
-        limits, required = self.limits, self.required
+        limits, required, idle = self.limits, self.required, evaluations.idle
         for key in dict.fromkeys((*self.figures, *limits)):
-            figures = np.where(evaluations.idle, 0.0, getattr(evaluations, key))
-            if key in required and feasible.any() and np.isnan(figures[feasible]).all():
+            figures = getattr(evaluations, key)
+            within, unknown = (figures <= limits.get(key, np.inf)) | idle, np.isnan(figures)
+            if key not in required:
+                within |= unknown
+            elif feasible.any() and (unknown & ~idle)[feasible].all():
                 of = ""
                 if self.goal is not None and key == "slo_used":
                     of = f" for the limits {', '.join(self.goal.every_key)}"
                 raise IncompatibleError(f"The predictor gives no {key}{of}; take one that does (twin).")
-            unknown = np.inf if key in required else 0.0
-            ok = ok & (np.nan_to_num(figures, nan=unknown, posinf=np.inf) <= limits.get(key, np.inf))
+            ok = ok & within
         return ok
 
     def key(self, workload: Workload, bins: Sequence[Bin], evaluations: Evaluations) -> tuple[float, ...]:

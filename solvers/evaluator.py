@@ -15,7 +15,7 @@ from packer import checks
 from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
 from packer.errors import ValidationError
-from packer.evaluation import SIMULATED, Evaluation, Evaluations
+from packer.evaluation import FIGURES, SIMULATED, Evaluation, Evaluations
 from packer.memo import Memo
 from packer.objectives.base import Objective
 from packer.predictors.api import evaluated, load_predictor
@@ -214,14 +214,17 @@ class Evaluator:
         `report`. The values at the rates as given may exceed the limits by `LATENCY_SLACK`."""
         if self.objective is None or not self.objective.limits or not any(self.margins.values()):
             return found
-        kept = np.flatnonzero(self.objective.holds(found)).tolist()
-        if not kept:
+        kept = np.flatnonzero(self.objective.holds(found))
+        if not kept.size:
             return found
-        nominal = _of_profiles(self._whole, workload, [bins[k] for k in kept])
+        nominal = _of_profiles(self._whole, workload, [bins[k] for k in kept.tolist()])
         eased = {name: getattr(nominal, name) / LATENCY_SLACK for name in self.objective.limits}
-        nominal, rows = replace(nominal, **eased), dict(enumerate(found))
-        worse = _worse(Evaluations.of([rows[k] for k in kept]), nominal, self.objective.limits)
-        return Evaluations.of(list((rows | dict(zip(kept, worse, strict=True))).values()))
+        columns = {name: np.array(getattr(found, name)) for name in FIGURES}
+        own = Evaluations(**{name: column[kept] for name, column in columns.items()})
+        worse = _worse(own, replace(nominal, **eased), self.objective.limits)
+        for name, column in columns.items():
+            column[kept] = getattr(worse, name)
+        return Evaluations(**columns)
 
     def holds(self, workload: Workload, bins: Sequence[Bin]) -> BoolArray:
         """Which of the bins the objective admits, bool (n,)."""
