@@ -1,4 +1,4 @@
-"""Convert trees of scikit-learn and LightGBM to arrays, and evaluate them with kernels compiled by Numba.
+"""Convert trees of scikit-learn and LightGBM to arrays, and evaluate them.
 
 A tree is a sequence of nodes (`feature`, `threshold`, `left`); the right child follows the left one. The left child
 of a leaf is the leaf itself, and its feature is an extra column of −∞, so that a row stays at its leaf; a leaf's
@@ -18,36 +18,9 @@ import numpy.typing as npt
 from numba import njit
 
 from packer.arrays import Float32Array, FloatArray
-from packer.twin.flags import CALLED, FLAGS
+from packer.twin.flags import CALLED
 
 UintArray = npt.NDArray[np.uint32]
-
-
-BLOCK = 128
-STRIDE = np.uint32(BLOCK)
-
-
-@njit(**FLAGS)
-def walk_rows(x: Float32Array, trees: Ensemble, first: int, last: int, out: FloatArray) -> None:
-    """Add the leaves of the trees first … last − 1 to `out` float64 (n,). x: float32 (n, F)."""
-    feature, threshold, left, roots, depths, _starts, _bias = trees
-    n, width = x.shape
-    columns = np.empty((width + 1) * BLOCK, dtype=np.float32)
-    columns[width * BLOCK :] = -np.inf
-    node = np.empty(BLOCK, dtype=np.uint32)
-    for start in range(0, n, BLOCK):
-        rows = min(BLOCK, n - start)
-        for i in range(rows):
-            for f in range(width):
-                columns[f * BLOCK + i] = x[start + i, f]
-        for t in range(first, last):
-            node[:] = roots[t]
-            for _ in range(depths[t]):
-                for i in range(rows):
-                    at = node[i]
-                    node[i] = left[at] + (columns[feature[at] * STRIDE + np.uint32(i)] > threshold[at])
-            for i in range(rows):
-                out[start + i] += threshold[node[i]]
 
 
 @njit(**CALLED)
@@ -133,8 +106,12 @@ class Ensemble(NamedTuple):
 
     def rows(self, x: Float32Array, output: int) -> FloatArray:
         """One output for feature rows x float32 (n, F), float64 (n,)."""
-        out = np.full(len(x), self.bias[output])
-        walk_rows(x, self, self.starts[output], self.starts[output + 1], out)
+        out, wide = np.full(len(x), self.bias[output]), np.column_stack([x, np.full(len(x), -np.inf, x.dtype)])
+        for t in range(self.starts[output], self.starts[output + 1]):
+            node = np.full(len(x), self.roots[t])
+            for _ in range(self.depths[t]):
+                node = self.left[node] + (wide[np.arange(len(x)), self.feature[node]] > self.threshold[node])
+            out += self.threshold[node]
         return out
 
     def node(self, at: int) -> TreeNode:

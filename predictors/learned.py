@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packer import checks
-from packer.arrays import BoolArray, Float32Array, FloatArray
+from packer.arrays import BoolArray, FloatArray
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.errors import IncompatibleError, ModelError
@@ -30,11 +30,8 @@ from packer.predictors.trees_kernel import N_FIGURES, SHORT, evaluate_bins
 from packer.profile import Profile
 from packer.twin.engine.compile import begin
 from packer.twin.engine_rules import caches_prefixes
-from packer.twin.threads import in_threads
 from packer.twin.tuning.policy import trains
 from packer.workload import Workload
-
-_ROWS_PER_THREAD = 2048
 
 
 class LearnedPredictor:
@@ -199,13 +196,7 @@ class LearnedPredictor:
     def outputs(self, features: FloatArray, names: Sequence[str]) -> dict[str, FloatArray]:
         """Raw outputs of the model (see `OUTPUTS`) for features float64 (n, F)."""
         x = np.ascontiguousarray(features, dtype=np.float32)
-        parts = np.array_split(x, min(os.cpu_count() or 1, max(1, len(x) // _ROWS_PER_THREAD)))
-
-        def one(part: Float32Array) -> list[FloatArray]:
-            return [self.family.rows(part, OUTPUTS.index(name)) for name in names]
-
-        found = list(in_threads(one, parts))
-        return {name: np.concatenate([part[k] for part in found]) for k, name in enumerate(names)}
+        return {name: self.family.rows(x, OUTPUTS.index(name)) for name in names}
 
     def features(self, workload: Workload, bins: Sequence[Bin]) -> FloatArray:
         """Features of these bins, float64 (n, F)."""
