@@ -22,9 +22,6 @@ from packer.twin.flags import ENGINE_FLAGS, INLINED
 Int32Array = npt.NDArray[np.int32]
 WORD = 64
 _SPREAD = 0x9E3779B97F4A7C1  # an odd multiplier: spreads consecutive keys over the hash table
-_DE_BRUIJN = 0x03F79D71B4CB0A89  # its top six bits differ after each shift by 0 … 63 bits
-_PLACE = np.zeros(WORD, dtype=np.int64)
-_PLACE[[(_DE_BRUIJN << k & 2**64 - 1) >> 58 for k in range(WORD)]] = np.arange(WORD)
 
 
 class Index(NamedTuple):
@@ -109,10 +106,9 @@ def _slot(i: Index, which: int, block: int) -> int:
 @njit(**ENGINE_FLAGS)
 def _add(match: FloatArray, bits: int, first: int, value: float) -> None:
     """Add a value to `match` for each server whose bit is set; `first`: the server of the lowest bit."""
-    while bits != 0:
-        one = bits & -bits
-        match[first + _PLACE[((one * _DE_BRUIJN) >> 58) & 63]] += value
-        bits ^= one
+    for k in range(WORD if bits != 0 else 0):
+        if (bits >> k) & 1:
+            match[first + k] += value
 
 
 @njit(**INLINED)
