@@ -296,16 +296,6 @@ def _renewal(rng: np.random.Generator, rate: float, cv: float, start_s: float, e
     return time_s[time_s < end_s]
 
 
-def _uniform(rng: np.random.Generator, rate: float, start_s: float, end_s: float) -> FloatArray:
-    """Draw a Poisson stream."""
-    return np.sort(rng.uniform(start_s, end_s, rng.poisson(rate * (end_s - start_s))))
-
-
-def _periods(period_s: float, duration_s: float) -> list[tuple[float, float]]:
-    starts = np.arange(0.0, duration_s, period_s)
-    return [(float(s), float(min(s + period_s, duration_s))) for s in starts]
-
-
 def _cycles(arrivals: Arrivals, duration_s: float) -> tuple[FloatArray, FloatArray]:
     """Return the edges of the periods of a run and the integral of the rates' factor up to each, float64 (n + 1,)."""
     edges = np.append(np.arange(0.0, duration_s, arrivals.period_s), duration_s)
@@ -317,10 +307,12 @@ def _unpredictable(rng: np.random.Generator, arrivals: Arrivals, rate: float, du
     """Draw the paper's unpredictable scenario: each period switches the process, and halves or doubles the rate."""
     pieces = []
     factor, poisson = 1.0, bool(rng.random() < 0.5)
-    for start, end in _periods(arrivals.period_s, duration_s):
-        here = rate * factor
-        stream = _uniform(rng, here, start, end) if poisson else _renewal(rng, here, arrivals.cv, start, end)
-        pieces.append(stream)
+    for start in np.arange(0.0, duration_s, arrivals.period_s).tolist():
+        end, here = min(start + arrivals.period_s, duration_s), rate * factor
+        if poisson:
+            pieces.append(np.sort(rng.uniform(start, end, rng.poisson(here * (end - start)))))
+        else:
+            pieces.append(_renewal(rng, here, arrivals.cv, start, end))
         poisson = not poisson
         doubled = factor * (2.0 if rng.random() < 0.5 else 0.5)
         factor = min(max(doubled, 1.0 / arrivals.span), arrivals.span)
