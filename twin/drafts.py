@@ -10,7 +10,7 @@ import numpy as np
 from packer.arrays import IntArray, Record
 from packer.engine_spec import EngineSpec
 from packer.twin.engine.each import Each, new_each
-from packer.twin.engine_rules import EngineRules, check_drafts
+from packer.twin.engine_rules import DRAFTS, EngineRules, check_since
 from packer.workload import Workload
 
 
@@ -40,7 +40,7 @@ def each_of(workload: Workload, engine: EngineSpec, rules: EngineRules, adapter:
     }
     spec, chances = engine.speculation, np.zeros(len(workload))
     if spec is not None:
-        check_drafts(engine)
+        check_since(DRAFTS, engine, "speculative decoding")
         settings |= {
             "drafts": spec.num_speculative_tokens, "draft_slots": spec.method == "draft_model",
             "drops_block": spec.reads_ahead and not rules.hashes_ahead,

@@ -95,7 +95,7 @@ def _made(engine: EngineSpec) -> EngineRules:
         (engine.prefix_caching, OLDEST, "prefix_caching"),
     ):
         if used:
-            _check_since(first, engine, what)
+            check_since(first, engine, what)
     holds = {rule.name: rule.holds(release) for rule in RULES}
     for name in ("async_scheduling", "prefix_caching"):
         chosen = getattr(engine, name)
@@ -111,18 +111,8 @@ def caches_prefixes(workload: Workload, profile: Profile) -> bool:
     return workload.shares_prefixes and rules_of(profile.engine).prefix_caching
 
 
-def check_async(engine: EngineSpec) -> None:
-    """Raises `ValidationError`: steps are scheduled ahead, as a server of this version can't be asked to."""
-    if engine.async_scheduling:
-        _check_since(ASYNC, engine, "async_scheduling")
-
-
-def check_drafts(engine: EngineSpec) -> None:
-    """Raises `ValidationError`: speculative decoding is not simulated with this version."""
-    _check_since(DRAFTS, engine, "speculative decoding")
-
-
-def _check_since(first: Release, engine: EngineSpec, what: str) -> None:
+def check_since(first: Release, engine: EngineSpec, what: str) -> None:
+    """Raises `ValidationError`: the engine is another than vLLM, or of a version before the `first` with `what`."""
     if engine.name != "vllm" or engine.release < first:
         given = shown(f"{engine.name} {engine.version}")
         since = f"a version of vLLM from {_name(first)} on" if first > OLDEST else "a server of vLLM"

@@ -11,7 +11,7 @@ from typing import Any
 from packer.errors import ValidationError, shown
 from packer.kv_shape import HYBRID
 from packer.profile import MemorySpec, Profile
-from packer.twin.engine_rules import check_async
+from packer.twin.engine_rules import ASYNC, check_since
 from packer.twin.memory.policy import least_kv_tokens
 
 BYTES_PER_LOGIT = 18  # The sampler's bytes per logit in profiling: bf16, float32, sorted float32, int64 indices.
@@ -51,7 +51,8 @@ def with_engine(profile: Profile, **settings: Any) -> Profile:
         return profile
     engine = replace(profile.engine, **given)
     engine.check_block_size()
-    check_async(engine)
+    if engine.async_scheduling:
+        check_since(ASYNC, engine, "async_scheduling")
     if "version" in given and (engine.name != "vllm" or not VERSION.fullmatch(engine.version)):
         said = "Expected a version as 0.11.0 of a server of vLLM,"
         raise ValidationError(f"{said} got {shown(engine.version)} of {engine.name}.")
