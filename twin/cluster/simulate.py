@@ -57,43 +57,26 @@ def simulate_cluster(
 ) -> Run:
     """Simulate servers behind a router that serve this workload.
 
-    Parameters
-    ----------
-    workload, cluster
-        The requests, and the servers.
-    system
-        A shipped system's name (`packer systems`), a `.toml` file, or a `System`. A system with its own placement
-        places the adapters, and accepts a cluster with a placement only if its own is "plan".
-    router
-        A registered name, with parameters as in "affinity:slack=8", or an object; None: the system's.
-    duration_s, timeline_bin_s
-        As for `packer.simulate`.
-    seed
-        Seed of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
-    slo
-        As for `packer.simulate`; None: the cluster's, else the workload's. {"ttft_ms": 2000} limits each request.
-    stats_interval_s
-        Largest age of the counts of requests and KV blocks that a router with a compiled score reads; 0: up to date;
-        None: the system's.
-    max_outstanding, concurrency, paced
-        As for `packer.simulate`: requests that the client keeps open in the whole cluster, at most or always.
-    cache
-        A cache policy, by name or an object; None: the system's.
-    changes
-        Changes during the run. A server whose first change is a start is off until then; it starts with its adapters.
-    controller
-        Called every `period_s` with the state of the servers; it may make changes.
-    startup_s
-        Time from the start of a server until it gets requests; None: the profile's.
+    `workload`, `cluster`: the requests, and the servers.
+    `system`: a shipped system's name (`packer systems`), a `.toml` file, or a `System`. A system with its own placement
+    places the adapters, and accepts a cluster with a placement only if its own is "plan".
+    `router`: a registered name, with parameters as in "affinity:slack=8", or an object; None: the system's.
+    `duration_s`, `timeline_bin_s`: as for `packer.simulate`.
+    `seed`: seed of arrivals, lengths and routers: the same seed sends the same requests to every cluster.
+    `slo`: as for `packer.simulate`; None: the cluster's, else the workload's. {"ttft_ms": 2000} limits each request.
+    `stats_interval_s`: largest age of the counts of requests and KV blocks that a router with a compiled score reads;
+    0: up to date; None: the system's.
+    `max_outstanding`, `concurrency`, `paced`: as for `packer.simulate`: requests that the client keeps open in the
+    whole cluster, at most or always.
+    `cache`: a cache policy, by name or an object; None: the system's.
+    `changes`: changes during the run. A server whose first change is a start is off until then; it starts with its
+    adapters.
+    `controller`: called every `period_s` with the state of the servers; it may make changes.
+    `startup_s`: time from the start of a server until it gets requests; None: the profile's.
 
-    Raises
-    ------
-    UnknownNameError, ValidationError
-        A name or value is unknown or out of range, or no server may serve an adapter.
-    IncompatibleError
-        The router can't serve this cluster, an engine can't do what the system says, or base models don't match.
-    PluginError
-        A plug-in raised, or a router returned a server that may not serve the adapter.
+    Raises `UnknownNameError`, `ValidationError`: a name or value is unknown or out of range, or no server may serve an
+    adapter; `IncompatibleError`: the router can't serve this cluster, an engine can't do what the system says, or base
+    models don't match; `PluginError`: a plug-in raised, or a router returned a server that may not serve the adapter.
     """
     duration_s = simulated_s(workload, duration_s, timeline_bin_s, seed)
     check_client(workload, max_outstanding, concurrency, paced)
