@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -69,18 +68,6 @@ CACHED = record(
 )
 
 
-@runtime_checkable
-class CellEngine(Protocol):
-    """An engine whose state per server is a record of `OWN`."""
-
-    @property
-    def batch(self) -> int:
-        """Places in `Own.order`: at least the largest batch."""
-
-    def own(self, setup: Any) -> Record:
-        """Initial state of a server, a record of `OWN`."""
-
-
 class Own(NamedTuple):
     """State of S servers: servers (S,) of `OWN`; fresh (S,), a copy from before the first request; adapters
     (S, rows + 1) of `CACHED`; order int64 (S, batch): running requests, last to finish first."""
@@ -100,15 +87,6 @@ class Own(NamedTuple):
         """Reset server `s` to its initial state."""
         self.servers[s] = self.fresh[s]
         self.adapters[s] = self.order[s] = 0
-
-
-def memory(setups: Sequence[Any], rows: int) -> Own:
-    """Initial state of servers with room for `rows` adapters each. Servers of other engines do not use theirs."""
-    none = np.zeros(1, dtype=OWN)[0]
-    own = [setup.engine.own(setup) if isinstance(setup.engine, CellEngine) else none for setup in setups]
-    batch = max(setup.engine.batch for setup in setups if isinstance(setup.engine, CellEngine))
-    servers, adapters = np.array(own, dtype=OWN), np.zeros((len(setups), rows + 1), dtype=CACHED)
-    return Own(servers, servers.copy(), adapters, np.zeros((len(setups), batch), dtype=np.int64))
 
 
 class CellState(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from packer import checks
 from packer.arrays import Record
-from packer.papers.engines import UNREAD, own_of, prepared, refusal
-from packer.papers.state import memory, state_of
+from packer.papers.engines import CellEngine, memory
+from packer.papers.state import state_of
 from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import ServerState
 
@@ -16,8 +16,8 @@ from packer.twin.engine.state import ServerState
 POLICIES = ("credit", "fcfs", "merge")
 
 
-@dataclass(frozen=True, slots=True)
-class DLoraEngine:
+@dataclass(frozen=True)
+class DLoraEngine(CellEngine):
     """dLoRA's engine (`packer.papers.dlora.advance`): batches with one adapter merged into the weights, or unmerged.
 
     `policy`: "credit" is dLoRA's; "fcfs" never merges; "merge" always merges the adapter of the first request.
@@ -28,10 +28,7 @@ class DLoraEngine:
     """
 
     name: ClassVar[str] = "dlora"
-    unread: ClassVar[frozenset[str]] = UNREAD
-    trains: ClassVar[bool] = False
-    serves_base: ClassVar[bool] = False
-    cv: ClassVar[float] = 0.0
+    places: ClassVar[int] = 3  # For the batch, the first requests by arrival, and the picked requests.
     policy: str = "credit"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 4096
@@ -55,7 +52,7 @@ class DLoraEngine:
             return f"dLoRA's engine has a cache of its own, and can't have {policy!r}"
         if loading not in ("blocking", "none"):
             return f"dLoRA's engine loads adapters in a step, and can't load them {loading!r}"
-        return refusal(self.name, form)
+        return super().refusal(policy, loading, form)
 
     def longest_request(self, setup: Any) -> int:
         """Limited by max_model_len, the KV cache and the tokens of a step, because a prompt is computed in one step."""
@@ -64,16 +61,16 @@ class DLoraEngine:
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
         """Set the settings in the server's state."""
         state.server.token_budget = self.max_num_batched_tokens
-        return prepared(setup, state, self.max_num_seqs)
+        return super().prepare(setup, state)
 
     @property
     def batch(self) -> int:
-        """Places in `Own.order` for the batch, the first requests by arrival, and the picked requests."""
-        return 3 * self.max_num_seqs
+        """Largest batch."""
+        return self.max_num_seqs
 
     def own(self, setup: Any) -> Record:
         """Initial state of a server."""
-        own, profile = own_of(setup), setup.server.profile
+        own, profile = super().own(setup), setup.server.profile
         own.policy = POLICIES.index(self.policy)
         for name in ("credits", "merged_ms", "mixed_ms", "switch_ms"):
             own[name] = getattr(self, name)

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from packer import checks
-from packer.arrays import Record
-from packer.papers.engines import UNREAD, own_of, prepared, refusal
-from packer.papers.state import memory, state_of
+from packer.papers.engines import CellEngine, memory
+from packer.papers.state import state_of
 from packer.twin.cluster.state import EngineKernels
-from packer.twin.engine.state import ServerState
 
 MOST_TOKENS = 2**40
 
 
-@dataclass(frozen=True, slots=True)
-class Jobs:
+@dataclass(frozen=True)
+class Jobs(CellEngine):
     """Whole jobs, in order of arrival (`packer.papers.jobs.advance`): image generation, queueing theory.
 
     `parallel`: number of jobs that run at the same time.
@@ -24,9 +22,7 @@ class Jobs:
     """
 
     name: ClassVar[str] = "job"
-    unread: ClassVar[frozenset[str]] = UNREAD | {"block_size", "max_model_len"}
-    trains: ClassVar[bool] = False
-    serves_base: ClassVar[bool] = False
+    unread: ClassVar[frozenset[str]] = CellEngine.unread | {"block_size", "max_model_len"}
     parallel: int = 1
     cv: float = 0.0
 
@@ -38,24 +34,16 @@ class Jobs:
         """Why the engine can't run: a job always loads its adapter first, and the step law must be linear."""
         if loading not in ("blocking", "none"):
             return f"A job loads its adapter first, and can't load it {loading!r}"
-        return refusal(self.name, form)
+        return super().refusal(policy, loading, form)
 
     def longest_request(self, setup: Any) -> int:
         """No limit: a job has no KV cache."""
         return MOST_TOKENS
 
-    def prepare(self, setup: Any, state: ServerState) -> ServerState:
-        """Set the settings in the server's state."""
-        return prepared(setup, state, self.parallel)
-
     @property
     def batch(self) -> int:
         """Jobs at once."""
         return self.parallel
-
-    def own(self, setup: Any) -> Record:
-        """Initial state of a server."""
-        return own_of(setup)
 
     def kernels(self) -> EngineKernels:
         """The kernels, which are imported and compiled only if used."""

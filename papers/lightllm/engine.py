@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from packer import checks
 from packer.arrays import Record
 from packer.papers.cache.loading import loading_of
-from packer.papers.engines import UNREAD, own_of, prepared, refusal
-from packer.papers.state import memory, state_of
+from packer.papers.engines import CellEngine, memory
+from packer.papers.state import state_of
 from packer.twin.cluster.state import EngineKernels
 from packer.twin.engine.state import NO_LIMIT, ServerState
 
 
-@dataclass(frozen=True, slots=True)
-class LightLlm:
+@dataclass(frozen=True)
+class LightLlm(CellEngine):
     """LightLLM with S-LoRA's pool (`packer.papers.lightllm.advance`), without a model of the front end.
 
     `max_wait_tokens`: decode steps between two checks of the queue. S-LoRA's code has 10; CaraServe describes 0 or 1.
@@ -27,10 +27,7 @@ class LightLlm:
     """
 
     name: ClassVar[str] = "lightllm"
-    unread: ClassVar[frozenset[str]] = UNREAD | {"block_size"}
-    trains: ClassVar[bool] = False
-    serves_base: ClassVar[bool] = False
-    cv: ClassVar[float] = 0.0
+    unread: ClassVar[frozenset[str]] = CellEngine.unread | {"block_size"}
     max_wait_tokens: int = 10
     batch_max_tokens: int | None = None
     running_max_req_size: int = 1000
@@ -50,7 +47,7 @@ class LightLlm:
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
         """Why the engine can't run: it takes every policy and loading mode, but the step law must be linear."""
         loading_of(loading)
-        return refusal(self.name, form)
+        return super().refusal(policy, loading, form)
 
     def longest_request(self, setup: Any) -> int:
         """Limited by max_model_len, the pool without the largest adapter, and the tokens of a prefill."""
@@ -64,7 +61,7 @@ class LightLlm:
     def prepare(self, setup: Any, state: ServerState) -> ServerState:
         """Set the settings in the server's state."""
         state.server.token_budget = self.most_prompt_tokens(setup)
-        return prepared(setup, state, self.batch)
+        return super().prepare(setup, state)
 
     @property
     def batch(self) -> int:
@@ -73,7 +70,7 @@ class LightLlm:
 
     def own(self, setup: Any) -> Record:
         """Initial state of a server."""
-        own = own_of(setup)
+        own = super().own(setup)
         own.max_wait, own.cluster = self.max_wait_tokens, self.batch_num_adapters or NO_LIMIT
         if self.abort_after_s is not None:
             own.abort_after_s = self.abort_after_s
