@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,10 +42,6 @@ class ReplicaCache:
     period_s: float = 45.0
     top: int = 3
     partitions: int = 4
-    _rng: np.random.Generator = field(init=False, repr=False, default_factory=np.random.default_rng)
-    _on: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
-    _clusters: list[IntArray] = field(init=False, repr=False, default_factory=list)
-    _sets: list[IntArray] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         checks.real("high_water", self.high_water, low=0.0, high=1.0, open_low=True)
@@ -55,7 +51,7 @@ class ReplicaCache:
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Start without replicas; cluster the servers and divide the adapters into sets."""
-        self._rng, self._on = np.random.default_rng((seed, 0x726F636B)), {}
+        self._rng, self._on = np.random.default_rng((seed, 0x726F636B)), dict[int, list[int]]()
         speed = 1.0 / np.maximum(view.service_s(1, 0), 1e-12)
         memory = view.pool_bytes / 1e9
         self._clusters = alike(np.column_stack([memory, view.load_bytes_s / memory, speed]))

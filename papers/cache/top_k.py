@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import FloatArray
 from packer import checks
 from packer.twin.cluster.caching import LRU, Move
 
@@ -31,8 +30,6 @@ class TopK:
     k: int = 8
     period_s: float = 45.0
     weight: float = 0.5
-    _demand: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
-    _kept: frozenset[int] = field(init=False, repr=False, default=frozenset())
 
     def __post_init__(self) -> None:
         checks.integer("k", self.k, low=1)
@@ -41,7 +38,7 @@ class TopK:
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Start without demand and without kept adapters."""
-        self._demand, self._kept = np.zeros(len(view.workload)), frozenset()
+        self._demand, self._kept = np.zeros(len(view.workload)), frozenset[int]()
 
     def tick(self, now_s: float, view: ClusterView) -> Iterable[Move]:
         """Keep the k adapters in highest demand on every server that may serve them; stop keeping others."""

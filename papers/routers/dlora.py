@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +40,6 @@ class DLoraRouter:
     mode: str = "dispatch"
     batch: int = 32
     period_s: float = 10.0
-    _holds: list[set[int]] = field(init=False, repr=False, default_factory=list)
-    _given: list[IntArray] = field(init=False, repr=False, default_factory=list)
 
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, low=1)

@@ -46,13 +46,6 @@ class Rock(AnyCluster):
     dispatch: str = "single"
     theta: float = 0.1
     _mixture: Any = field(init=False, repr=False, default=None)
-    _seconds: dict[tuple[int, int], FloatArray] = field(init=False, repr=False, default_factory=dict)
-    _reference: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
-    _servers: list[list[int]] = field(init=False, repr=False, default_factory=list)
-    _seen: list[tuple[int, float, int]] = field(init=False, repr=False, default_factory=list)
-    _busy_s: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
-    _use: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
-    _standing: list[FloatArray] = field(init=False, repr=False, default_factory=list)
     _seed: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -65,10 +58,11 @@ class Rock(AnyCluster):
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Start without known tasks, queues and candidates."""
-        self._mixture, self._servers, self._seen, self._seed = None, [], [], seed
-        self._seconds = {}
-        self._busy_s, self._use = np.zeros((2, len(view.cluster)))
-        self._standing = [self._use.copy()]
+        self._mixture, self._seed = None, seed
+        self._servers, self._seen = list[list[int]](), list[tuple[int, float, int]]()
+        self._seconds = dict[tuple[int, int], FloatArray]()
+        self._busy_s, self._use = np.zeros(len(view.cluster)), np.zeros(len(view.cluster))
+        self._standing: list[FloatArray] = [self._use.copy()]
 
     def route(self, request: Request, view: ClusterView) -> int:
         """Choose one of the candidates of the task's queue."""
@@ -129,7 +123,8 @@ class Rock(AnyCluster):
         mean, scale = vectors.mean(axis=0), np.maximum(vectors.std(axis=0), 1e-9)
         mixture = GaussianMixture(count, covariance_type="diag", max_iter=1000, random_state=self._seed, reg_covar=1e-3)
         queue: IntArray = mixture.fit_predict((vectors - mean) / scale)
-        self._mixture, self._reference = (mixture, mean, scale), _spread(queue, count)
+        self._mixture = mixture, mean, scale
+        self._reference: FloatArray = _spread(queue, count)
         return queue
 
     def _matched(

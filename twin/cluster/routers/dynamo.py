@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,16 +38,6 @@ class Dynamo(AnyCluster):
     smoothing: float = 0.3
     cooldown: int = 3
     algorithm: str = "hrw"
-    _load: FloatArray = field(init=False, repr=False, default_factory=lambda: np.zeros(0))
-    _by_name: list[int] = field(init=False, repr=False, default_factory=list)
-    _allowed: list[frozenset[int]] = field(init=False, repr=False, default_factory=list)
-    _rank: list[list[int]] = field(init=False, repr=False, default_factory=list)
-    _sets: list[list[int]] = field(init=False, repr=False, default_factory=list)
-    _placed: dict[int, list[int]] = field(init=False, repr=False, default_factory=dict)
-    _wanted: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    _shrunk: dict[int, int] = field(init=False, repr=False, default_factory=dict)
-    _ticks: int = field(init=False, repr=False, default=0)
-    _turn: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
         checks.real("period_s", self.period_s, low=0.0, open_low=True)
@@ -59,8 +49,11 @@ class Dynamo(AnyCluster):
     def start(self, view: ClusterView, seed: int) -> None:
         """Pin every adapter to the server that its hash ranks first."""
         count = len(view.workload)
-        self._load, self._shrunk, self._ticks, self._turn = np.full(count, -1.0), {}, 0, 0
-        self._placed, self._wanted, self._allowed, self._sets = {}, {}, [], [[]] * count
+        self._load: FloatArray = np.full(count, -1.0)
+        self._shrunk, self._ticks, self._turn = dict[int, int](), 0, 0
+        self._placed, self._wanted = dict[int, list[int]](), dict[int, int]()
+        self._allowed: list[frozenset[int]] = []
+        self._sets: list[list[int]] = [[]] * count
         self._follow(view)
 
     def _follow(self, view: ClusterView) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,6 @@ class Ray(AnyCluster):
 
     name = "ray"
     max_ongoing: int | None = None
-    _rng: np.random.Generator = field(init=False, repr=False, default_factory=np.random.default_rng)
-    _loading: dict[int, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.max_ongoing is not None:
@@ -37,7 +35,7 @@ class Ray(AnyCluster):
 
     def start(self, view: ClusterView, seed: int) -> None:
         """Seed the draws, which depend on the seed alone."""
-        self._rng, self._loading = np.random.default_rng(seed), {}
+        self._rng, self._loading = np.random.default_rng(seed), dict[int, int]()
 
     def route(self, request: Request, view: ClusterView) -> int:
         """Choose from the first group of replicas in which one accepts the request."""
