@@ -8,6 +8,7 @@ import click
 
 import packer
 from packer.cli.declare import bundle, command, option
+from packer.cli.memory import COUNTS
 from packer.cli.options import FleetFile, Writing, common, numbers
 from packer.cli.output import Table, note, write_frame
 from packer.cli.settings import OneProfile, label_of
@@ -35,9 +36,9 @@ class Axes:
         repeatable.
     """
 
-    adapters: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
+    adapters: tuple[int, ...] | None = option(type=COUNTS, metavar="LIST")
     rate_factors: tuple[float, ...] = option(type=numbers(float, distinct=True), default="1", metavar="LIST")
-    max_loras: tuple[int, ...] | None = option(type=numbers(int, distinct=True), metavar="LIST")
+    max_loras: tuple[int, ...] | None = option(type=COUNTS, metavar="LIST")
     max_lora_rank: int | None = common("max-lora-rank")
     slo: tuple[str, ...] = common("slo")
     duration_s: float | None = common("duration")
@@ -52,7 +53,7 @@ class Axes:
 def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
     """How far one server goes until it breaks: throughput, TTFT and ITL over a grid.
 
-    LIST is numbers separated by commas, or START:STOP:STEP.
+    LIST is numbers separated by commas, or START:STOP:STEP; of counts also LOW..HIGH, with steps that grow.
 
     \b
     Example:

@@ -34,7 +34,8 @@ def name(what: str, value: object) -> str:
 def instance(what: str, value: object, kind: type, made_by: str) -> None:
     """Raise unless `value` is an instance of `kind`; `made_by`: an expression that makes one."""
     if not isinstance(value, kind):
-        raise ValidationError(f"Expected {what} to be a {kind.__name__}, as {made_by} gives, got {shown(value)}.")
+        named = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+        raise ValidationError(f"Expected {what} to be {named}, as {made_by} gives, got {shown(value)}.")
 
 
 def decimal(text: str) -> float:

@@ -50,6 +50,12 @@ def test_json_holds_rows_and_packs(fleet: str, capsys: pytest.CaptureFixture[str
     assert [pack["adapters"] for pack in out["max_pack"]] == [6, 6]
 
 
+def test_a_range_of_slots_is_written_as_for_memory(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """LOW..HIGH, which `packer memory --max-loras` takes, is the same range here."""
+    assert run(["sweep", fleet, "--adapters", "6", "--max-loras", "2..8", "--duration", "600", "--json"]) == 0
+    assert [row["max_loras"] for row in json.loads(capsys.readouterr().out)["rows"]] == [2, 4, 8]
+
+
 @pytest.mark.parametrize("suffix", ["html", "svg"])
 def test_plot_is_written(fleet: str, tmp_path: Path, suffix: str) -> None:
     """--plot draws the curves with Max_pack marked."""
