@@ -25,6 +25,8 @@ click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 def main() -> None:
     """Entry point: report an error as one line and an exit code, never as a traceback."""
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
+    # The matrices are small. Threads of BLAS that wait for more would take the cores that simulate.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         prepare()
         code = run(sys.argv[1:], started=STARTED)

@@ -10,6 +10,7 @@ import numpy as np
 
 from packer import checks
 from packer.adapter import Adapter
+from packer.arrays import distinct
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import LiveError
 from packer.io.files import claimed
@@ -61,7 +62,7 @@ def burst(launch: Launch, key: str, adapters: Sequence[Adapter], batch: int) -> 
 def prefills(launch: Launch, key: str, adapter: Adapter, together: int) -> Task:
     """Prompts of all lengths, `together` at a time, two output tokens each: prefill steps."""
     room = min(launch.engine.max_model_len - 2, launch.engine.max_num_batched_tokens)
-    lengths = np.unique(np.geomspace(8, room, 8).astype(np.int64))
+    lengths = distinct(np.geomspace(8, room, 8).astype(np.int64))
     prompt = np.repeat(lengths, together)
     time_s = np.repeat(PREFILL_PAUSE_S * np.arange(len(lengths)), together)
     n = len(prompt)
@@ -207,7 +208,7 @@ def from_client(outcome: Outcome) -> from_log.Observations:
     empty = np.zeros(0)
     rows: list[tuple[float, ...]] = []
     if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
-        n, used = len(load.done), np.unique(load.adapter[load.done])
+        n, used = len(load.done), distinct(load.adapter[load.done])
         names = [task.workload.adapters[i] for i in used]
         real = [a for a in names if a.rank]
         context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.adapter import Adapter
+from packer.arrays import distinct
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
@@ -213,7 +214,7 @@ def replayed_trace(fleet: Workload) -> Trace:
     """The requests of a fleet that replays a trace."""
     replayed = fleet.arrivals.trace
     assert replayed is not None
-    seen = np.unique(replayed.adapter)
+    seen = distinct(replayed.adapter)
     names = tuple(fleet.names[i] for i in seen.tolist())
     ranks = tuple(fleet.adapters[i].rank for i in seen.tolist())
     return Trace(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from packer.arrays import distinct
 from packer.workload import Workload
 
 
@@ -14,7 +15,7 @@ def summary_of(fleet: Workload) -> dict[str, Any]:
     """Figures of a workload, JSON-able; means and spreads of lengths are over requests. Rates and loads are means over
     the cycle of piecewise arrivals. The rate of an idle adapter (`IDLE_RATE`) is 0."""
     ranks, factor = [], fleet.arrivals.mean_factor
-    for rank in np.unique(fleet.ranks).tolist():
+    for rank in distinct(fleet.ranks).tolist():
         own, load = fleet.ranks == rank, fleet.offered_tok_s_by_adapter
         sums = {"rate": factor * float(fleet.given_rates[own].sum()), "offered_tok_s": factor * float(load[own].sum())}
         ranks.append({"rank": rank, "adapters": int(own.sum()), **sums})

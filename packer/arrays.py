@@ -32,6 +32,13 @@ def in_parts(found: Callable[[slice], IntArray], n: int) -> IntArray:
     return whole
 
 
+def distinct(values: npt.NDArray[Any], axis: int | None = None) -> npt.NDArray[Any]:
+    """The sorted distinct values, or with `axis` 0 rows. `np.unique` without counts imports `numpy.ma`, which takes as
+    long as the rest of NumPy."""
+    found: npt.NDArray[Any] = np.unique(values, axis=axis, return_counts=True)[0]
+    return found
+
+
 def own(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The array, if it is read-only, else a read-only copy: its owner may change it later."""
     if column.flags.writeable:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, distinct
 from packer.bin import Bin
 from packer.planning.settle import with_most_slots
 from packer.planning.splits import SLOTS, server_of
@@ -68,7 +68,7 @@ class Apart:
     def on(self, n: int) -> Iterator[list[Bin]]:
         """The groups on `n` servers, if these suffice; servers left over go to the group with most load per server."""
         job, each, loads = self.job, self.kinds, self.fleet.offered_tok_s_by_adapter
-        kinds = np.unique(each)
+        kinds = distinct(each)
         if min(n, len(kinds)) < 2 or not job.kept.all_count:
             return
         if self._held != (held := (len(job.kept.hours), len(self.fleet))):

@@ -23,6 +23,7 @@ from packer.progress import Progress, silent
 from packer.public import public
 from packer.solvers.evaluator import rate_margin_for
 from packer.twin.hours import merged
+from packer.twin.per_server import quantiles
 from packer.workload import Workload
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def point_of(job: Frontier, bins: Sequence[Bin]) -> FrontierPoint:
         seed=job.seed, versions=versions(tuple(dict.fromkeys(item.profile for item in bins))),
         statistics={"spare": 1} if job.spare else {},
     )  # fmt: skip
-    p95_ms = float(np.quantile(requests, 0.95)) if len(requests) else math.nan
+    (p95_ms,) = quantiles(np.sort(requests), 0.95)
     later = not (holds or beyond) and not all(job.kept.holds_in(bins, hour) for hour in job.kept.hours)
     queueing = tuple(k for k, used in enumerate(used) if used > 1.0 and k not in starving)
     return FrontierPoint(

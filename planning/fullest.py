@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from packer.adapter import changed
-from packer.arrays import IntArray
+from packer.arrays import IntArray, distinct
 from packer.bin import Bin
 from packer.plan import Plan
 from packer.planning.explore import Frontier
@@ -53,7 +53,7 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     _, unlucky = job.kept.by_luck(plan.bins)
     held = [*dict.fromkeys([*job.kept.hours, job.kept.given, *(hour for hour in fresh if hour not in unlucky)])]
     offered_tok_s, most_tok_s = [], []
-    for rank in np.unique(ranks).tolist():
+    for rank in distinct(ranks).tolist():
         members = np.flatnonzero(ranks == rank)
         most = _most_tok_s(job, plan, held, members, rank)
         if most is None:

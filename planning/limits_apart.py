@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from packer.arrays import IntArray
+from packer.arrays import IntArray, distinct
 from packer.bin import Bin
 from packer.memo import cached_property
 from packer.planning.apart import Apart, Group
@@ -34,7 +34,7 @@ class LimitsApart(Apart):
         found, job, each = list(super().on(n)), self.job, self.kinds
         yield from found
         whole = job.kept.all_count and not job.spare and len(job.parts.fleet) == len(each)
-        kinds = np.unique(each)
+        kinds = distinct(each)
         for start in range(1, len(kinds)) if whole and not found else ():
             group = self._known.get((start, len(kinds)))
             if group is None or not 1 < group.servers <= n or (kept := self._fewer(group)) is None:

@@ -7,7 +7,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.bin import Bin
 from packer.checks import slot_rank_for
 from packer.profile import Profile
@@ -82,7 +82,7 @@ def _after_loss(parts: list[list[int]], work_s: FloatArray, loads: FloatArray, s
     for _ in range(STEPS):
         then, (i, j), to = here.copy(), rng.integers(len(here), size=2), rng.integers(2 * n)
         then[i], then[j] = (to, here[j]) if to < n else (here[j], here[i])
-        if len(np.unique(then)) == n and (most := most_s(then)) <= least:
+        if len(distinct(then)) == n and (most := most_s(then)) <= least:
             here, least = then, most
     return [np.flatnonzero(here == k).tolist() for k in range(n)]
 

@@ -10,7 +10,7 @@ from functools import cache, lru_cache, partial
 import numpy as np
 
 from packer.adapter import IDLE_RATE
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, distinct
 from packer.arrival import Arrivals
 from packer.checks import slot_rank_for
 from packer.evaluation import STARVATION_THRESHOLD
@@ -185,7 +185,7 @@ def _busy_s(workload: Workload, profile: Profile) -> FloatArray:
     held_kv = held * _shares_held(workload, profile)
     kv_tokens = kv_cache_tokens(without_adapters(profile), profile.settings(1, 8))
     ms = np.zeros((2, len(rate)))
-    for rank in np.unique(workload.ranks).tolist():
+    for rank in distinct(workload.ranks).tolist():
         law = lightest(profile, rank).latency.coefficients
         own = workload.ranks == rank
         steps = np.stack([decodes[own] / profile.engine.server_seqs, held_kv[own] / max(kv_tokens, 1)])

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from packer.adapter import Adapter
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray, distinct
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
@@ -85,7 +85,7 @@ class Classes:
         """
         slots = slot_ranks(self.ranks)
         columns = [self.rates * self.tokens_in, self.rates * self.tokens_out, np.ones(len(self))]
-        for rank in np.unique(slots)[1:].tolist():
+        for rank in distinct(slots)[1:].tolist():
             reaches = (slots >= rank).astype(np.float64)
             columns += [reaches, reaches * self.loads]
         return np.stack(columns, axis=1)
@@ -312,7 +312,7 @@ def _cut(points: FloatArray, group: IntArray) -> tuple[IntArray, IntArray]:
     loads = own[:, :1] * own[:, 1:]
     best, error = None, np.inf
     for column in own.T:
-        values = np.unique(column)
+        values = distinct(column)
         if len(values) > 1:
             places = np.linspace(1, len(values) - 1, min(_CUTS, len(values) - 1)).astype(np.int64)
             below = column < values[places][:, None]

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from packer import checks
-from packer.arrays import BoolArray, FloatArray
+from packer.arrays import BoolArray, FloatArray, distinct
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.evaluation import FIGURES, SIMULATED, Evaluation, Evaluations
@@ -256,7 +256,7 @@ def _scaling(predictor: Predictor) -> _Scaling:
 
     def evaluate(workload: Workload, bins: Sequence[Bin], factors: FloatArray) -> Evaluations:
         rows: dict[int, Evaluation] = {}
-        for factor in np.unique(factors).tolist():
+        for factor in distinct(factors).tolist():
             mine = np.flatnonzero(factors == factor).tolist()
             fleet = workload if factor == 1.0 else workload.scaled(factor)
             found = evaluated(predictor, fleet, [bins[k] for k in mine])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.memo import Memo
 from packer.solvers.classes import zigzag
 from packer.workload import Workload
@@ -46,7 +46,7 @@ def golden(n: int) -> IntArray:
 
 def _by_rank(workload: Workload, within: Callable[[IntArray], IntArray]) -> IntArray:
     """Adapters by rank, largest first; `within` orders the adapters of one rank."""
-    ranks = np.unique(workload.ranks)[::-1]
+    ranks = distinct(workload.ranks)[::-1]
     return np.concatenate([within(np.flatnonzero(workload.ranks == rank)) for rank in ranks]).astype(np.int64)
 
 

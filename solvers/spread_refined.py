@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, distinct
 from packer.bin import Bin
 from packer.evaluation import FIGURES, Evaluations
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
@@ -177,7 +177,7 @@ class _Refinement:
         kinds = sorted(seen, reverse=True)
         if not kinds:
             return []
-        picked = np.unique(np.linspace(0, len(kinds) - 1, _TRIES).round().astype(int))
+        picked = distinct(np.linspace(0, len(kinds) - 1, _TRIES).round().astype(int))
         return [seen[kinds[k]] for k in picked.tolist()]
 
     def _moves(self, state: _Bins, worst: int, target: int) -> list[tuple[int, int, tuple[Bin, Bin]]]:

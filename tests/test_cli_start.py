@@ -23,13 +23,14 @@ loaded = {}
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(io.StringIO()):
         code = run(words)
-    loaded[" ".join(words)] = [code, sorted({name.partition(".")[0] for name in sys.modules})]
+    top = {name.partition(".")[0] for name in sys.modules}
+    loaded[" ".join(words)] = [code, sorted(top | {"numpy.ma"} & {*sys.modules})]
 print(json.dumps(loaded))
 """
 
 
 def _modules_after(*command_lines: list[str]) -> dict[str, tuple[int, set[str]]]:
-    """Exit code, and top-level modules loaded, after each command line in turn, in one fresh interpreter."""
+    """Exit code, and top-level modules and `numpy.ma` if loaded, after each command line in turn, in one interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(command_lines)], capture_output=True, text=True, check=True
     )
@@ -52,13 +53,13 @@ def test_help_of_no_command_imports_anything_heavy() -> None:
 
 
 def test_the_first_answer_needs_no_optimiser(tmp_path: Path) -> None:
-    """`packer solve FLEET` and the fewest GPUs by greedy import no optimiser, networkx or reader of logs."""
+    """`packer solve FLEET` and the fewest GPUs by greedy import no optimiser, masked arrays, networkx or log reader."""
     fleet = tmp_path / "fleet.csv"
     fleet.write_text("adapter,rank,rate\n" + "".join(f"a{i},8,0.05\n" for i in range(3)))
     lines = [["solve", str(fleet)], ["solve", str(fleet), "--objective", "gpus"]]
     for line, (code, loaded) in _modules_after(*lines).items():
         assert code == 0, line
-        assert loaded & {"highspy", "networkx", "ortools", "pulp", "ssl"} == set(), line
+        assert loaded & {"highspy", "networkx", "numpy.ma", "ortools", "pulp", "ssl"} == set(), line
 
 
 @pytest.mark.parametrize("name", cli.lazy)

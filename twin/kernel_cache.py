@@ -30,8 +30,12 @@ import numpy as np
 from numba.core.caching import CacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
+from numba.core.errors import NumbaNotImplementedError
 from numba.core.runtime._nrt_python import c_helpers
 from numba.core.runtime.nrt import rtsys
+from numba.core.types import Array
+from numba.core.typing.typeof import typeof_impl
+from numba.np import numpy_support
 
 from packer.twin.kernel_folder import cache_folder, full, keeps, named_folder, prune, tell_once
 
@@ -255,6 +259,18 @@ def _link_runtime() -> None:
         llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+def _typeof_array(array: Any, context: object) -> Any:
+    """Numba's type of an array. Numba asks first whether it is masked, and imports `numpy.ma` for it."""
+    if type(array) is np.ndarray:
+        with contextlib.suppress(NumbaNotImplementedError):
+            kind = numpy_support.from_dtype(array.dtype)
+            return Array(kind, array.ndim, numpy_support.map_layout(array), readonly=not array.flags.writeable)
+    return _TYPEOF_ARRAY(array, context)
+
+
+_TYPEOF_ARRAY: Callable[..., Any] = typeof_impl.dispatch(np.ndarray)
+
+
 def _load(cache: Any, signature: object, context: Any) -> Any:
     """`Cache.load_overload`, without Numba's declarations for our kernels: they are slow to import and only compile."""
     if _ours(cache._py_func):  # noqa: SLF001
@@ -306,3 +322,4 @@ def install(*flags: dict[str, Any]) -> None:
         Dispatcher.compile = _compile  # type: ignore[assignment, method-assign]
         FunctionCache.load_overload = _load  # type: ignore[method-assign]
         FunctionCache.save_overload = _save  # type: ignore[method-assign]
+        typeof_impl.register(np.ndarray, _typeof_array)

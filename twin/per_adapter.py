@@ -11,6 +11,7 @@ import numpy.typing as npt
 from packer.arrays import BoolArray, FloatArray, IntArray
 from packer.goal import STATISTICS
 from packer.io.frames import pl
+from packer.twin.per_server import mean, quantiles
 from packer.twin.quantiles import by_group
 
 if TYPE_CHECKING:
@@ -178,9 +179,7 @@ def _completed_ms(sim: Run, key: str, statistic: str, what: str) -> FloatArray:
 
 def statistic_of(values: FloatArray, name: str) -> float:
     """Return a statistic of some values by its name in the keys of a goal; NaN without values."""
-    if not len(values):
-        return float("nan")
-    return float(values.mean() if name == "mean" else np.quantile(values, STATISTICS[name]))
+    return mean(values) if name == "mean" else quantiles(np.sort(values), STATISTICS[name])[0]
 
 
 def server_used(sim: Run) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from packer import checks
+from packer.arrays import distinct
 from packer.errors import IncompatibleError
 from packer.goal import GoalLike
 from packer.gpu import check_one_server
@@ -143,4 +142,4 @@ def _sends_turns(workload: Workload) -> bool:
     trace = workload.arrivals.trace
     if trace is None or trace.sessions is None:
         return workload.has_sessions
-    return len(np.unique(trace.sessions * len(workload) + trace.adapter)) < len(trace)
+    return len(distinct(trace.sessions * len(workload) + trace.adapter)) < len(trace)

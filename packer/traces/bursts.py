@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
 from packer.times import HOUR_S
@@ -234,7 +234,7 @@ def _pooled(parts: Iterable[FloatArray], n: int, cell_s: float, degree: int) -> 
     bands; the first is that of requests in one cell, which are a third of it apart on average."""
     from scipy.fft import next_fast_len
 
-    edges = np.unique(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
+    edges = distinct(np.round(np.geomspace(1, max(3, 2 * LONGEST_SHARE * n), 40)).astype(np.int64))
     bands = [(0, 1), *pairwise(edges.tolist())]
     lag_s = np.array([cell_s / 3.0] + [cell_s * (a + b - 1) / 2 for a, b in bands[1:]])
     longest = min(int(edges[-1]), n)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packer import checks
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, distinct
 from packer.errors import ValidationError
 from packer.io.tables import csv_text
 from packer.times import DAY_S
@@ -62,7 +62,7 @@ class RateTable:
         days = ((self.start_s - first_s) // DAY_S).astype(np.int64)
         slots = (self.start_s % DAY_S // self.window_s).astype(np.int64)
         slots[np.bincount(days, self.rates.sum(axis=1))[days] == 0.0] = -1
-        kept = np.unique(slots[slots >= 0])
+        kept = distinct(slots[slots >= 0])
         rates = np.array([self.rates[slots == slot].mean(axis=0) for slot in kept])
         return replace(self, rates=rates, start_s=first_s + kept * self.window_s)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packer import checks
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray, distinct
 from packer.blocks import Blocks
 from packer.lengths import MAX_TOKENS, Lengths, normal_grid
 from packer.search import fewest
@@ -79,7 +79,7 @@ def _popular(blocks: Blocks, of: IntArray, place: IntArray) -> BoolArray:
     following = np.where(final, -1 - of, np.append(kind[1:], 0))
     # Pairs (kind, successor) are encoded as one number, because sorting pairs is many times slower.
     ends = len(blocks) + len(kind)
-    ways = np.bincount(np.unique(kind * ends + following + len(blocks)) // ends, minlength=len(kind))
+    ways = np.bincount(distinct(kind * ends + following + len(blocks)) // ends, minlength=len(kind))
     branching = np.where(ways[kind] > MOST_WAYS, place, -1)
     deepest = np.full(len(blocks), -1)
     np.maximum.at(deepest, of, branching)

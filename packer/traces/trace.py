@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.arrival import RequestTrace, stepped
 from packer.blocks import Blocks, at_rows
 from packer.errors import ValidationError, shown
@@ -71,7 +71,7 @@ class Trace:
     def __post_init__(self) -> None:
         if len(self.time_s) == 0:
             raise ValidationError("Expected a trace to have at least one request with tokens, got 0.")
-        if self.adapter is not None and len(np.unique(self.adapter)) != len(self.names):
+        if self.adapter is not None and len(distinct(self.adapter)) != len(self.names):
             raise ValidationError("Expected every adapter of a trace to have a request.")
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packer import checks
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.twin.cluster.caching import LRU, Move
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def alike(features: FloatArray) -> list[IntArray]:
     span = np.ptp(features, axis=0)
     scaled = (features - features.min(axis=0)) / np.where(span > 0, span, 1.0)
     label = DBSCAN(eps=DISTANCE, min_samples=NEIGHBOURS).fit_predict(scaled)
-    return [np.flatnonzero(label == k) for k in np.unique(label)]
+    return [np.flatnonzero(label == k) for k in distinct(label)]
 
 
 def partitions(requests: list[float], clusters: list[IntArray]) -> list[set[int]]:

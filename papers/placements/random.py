@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from packer.arrays import distinct
 from packer.solvers.base import Problem, Solution
 from packer.solvers.slots import SlotSearch
 from packer.solvers.support import gpus_to_use, one_type
@@ -22,7 +23,7 @@ class RandomPlacement:
         gpu = rng.integers(gpus_to_use(problem), size=len(problem.workload))
         slots = SlotSearch(problem)
         bins = []
-        for k in np.unique(gpu).tolist():
+        for k in distinct(gpu).tolist():
             part = np.flatnonzero(gpu == k).tolist()
             bins.append(slots.make(part, int(rng.integers(1, len(part) + 1))))
         return Solution(tuple(bins))

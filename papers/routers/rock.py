@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer import checks
 from packer.twin.cluster.routers.base import AnyCluster, Request
 
@@ -116,7 +116,7 @@ class Rock(AnyCluster):
             known = np.array([self._queue_of(*vector) for vector in vectors])
             if 0.0 < self.theta >= divergence(_spread(known, count), self._reference):
                 return known
-        if len(np.unique(vectors, axis=0)) < count:
+        if len(distinct(vectors, axis=0)) < count:
             return None
         from sklearn.mixture import GaussianMixture
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
 
@@ -52,11 +52,11 @@ class Knapsacks:
                 for load_tok_s in self._borne.get(slot, ()) if k is None or self._slots[k] <= slot else ():
                     made = self._packed(slot, row, limit, load_tok_s, k)
                     rows += [] if made is None else [made]
-        different = np.unique(np.array(rows), axis=0)
+        different = distinct(np.array(rows), axis=0)
         return different[self.feasibility.feasible(different)]
 
     def _useful(self, weights: FloatArray, limit: IntArray) -> list[int]:
-        found: list[int] = np.unique(self._slots[(weights > 0.0) & (limit > 0)]).tolist()
+        found: list[int] = distinct(self._slots[(weights > 0.0) & (limit > 0)]).tolist()
         return found
 
     def _unit_of(self, load_tok_s: float) -> float:
@@ -143,7 +143,7 @@ class _Table:
 def _common_unit(loads: FloatArray) -> float:
     """The largest unit that divides all loads, up to rounding; 0 if rounding hides it."""
     unit = 0.0
-    for load in np.unique(loads).tolist():
+    for load in distinct(loads).tolist():
         small, large = sorted((unit, load))
         while small > 1e-6 * load:
             # Euclid's algorithm; the remainder to the nearest multiple keeps rounding errors small.

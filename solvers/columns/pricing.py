@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.solvers.columns.knapsack import Knapsacks
 from packer.solvers.feasibility import Feasibility
 
@@ -138,7 +138,7 @@ def price(
     shaken = weights * np.exp(rng.normal(0.0, 1.0, (len(spreads), len(weights))) * spreads[:, None])
     packed = np.concatenate([best, knapsacks.alike(shaken, limit, [None] * len(spreads))])
     knapsacks.lead = float((packed @ weights).max(initial=0.0)) >= float((filled @ weights).max())
-    found = np.unique(np.concatenate([filled, packed]), axis=0)
+    found = distinct(np.concatenate([filled, packed]), axis=0)
     return found[np.argsort(-(found @ weights), kind="stable")]
 
 

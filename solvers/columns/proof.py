@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU
 from packer.solvers.feasibility import Feasibility
 
@@ -151,4 +151,4 @@ def _beyond(known: IntArray, weights: FloatArray, limit: IntArray, above: float)
         added = (lacking[:, None] / weights[None, :] + 1e-9).astype(np.int64) + 1
         start, k = np.nonzero(starts + added <= limit)
         rows.append(starts[start] + one[k] * added[start, k][:, None])
-    return np.unique(np.concatenate(rows), axis=0)
+    return distinct(np.concatenate(rows), axis=0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.solvers.columns.knapsack import Knapsacks
 from packer.solvers.columns.pricing import price, singles
 from packer.solvers.columns.proof import certify
@@ -52,7 +52,7 @@ class Source:
     def add(self, rows: IntArray) -> int:
         """Add feasible patterns; returns how many were new."""
         before = len(self.patterns)
-        self.patterns = np.unique(np.concatenate([self.patterns, rows]), axis=0)
+        self.patterns = distinct(np.concatenate([self.patterns, rows]), axis=0)
         return len(self.patterns) - before
 
     def start(self, rows: IntArray) -> None:

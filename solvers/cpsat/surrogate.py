@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packer.arrays import BoolArray, FloatArray, IntArray
+from packer.arrays import BoolArray, FloatArray, IntArray, distinct
 from packer.bin import Bin
 from packer.evaluation import Evaluation, Evaluations
 from packer.profile import Profile
@@ -56,7 +56,7 @@ def fitted_limits(problem: Problem, rng: np.random.Generator) -> list[LoadedKind
     rows, found = features(problem), []
     for profile in problem.profiles:
         slot = slot_ranks(problem.workload.ranks, profile)
-        for rank in np.unique(slot).tolist():
+        for rank in distinct(slot).tolist():
             orders = _orders(problem, np.flatnonzero(slot <= rank), slot == rank, rng)
             full = [_largest(problem, profile, order) for order in orders]
             held = [rows[list(each)].sum(axis=0) for each in full if each]

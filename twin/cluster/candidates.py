@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import FloatArray, IntArray, distinct
 from packer.cluster import Cluster
 from packer.errors import ValidationError, shown
 from packer.words import counted
@@ -80,7 +80,7 @@ def allowed(
     may serve every adapter that its slots hold."""
     groups: list[list[tuple[int, float]]]
     if placement is None:
-        steps = np.unique(ranks)  # an adapter's group is the least slot rank that holds it
+        steps = distinct(ranks)  # an adapter's group is the least slot rank that holds it
         group = np.searchsorted(steps, workload.ranks)
         groups = [*([(s, 1.0) for s in on if ranks[s] >= step] for step in steps), []]
     else:
