@@ -30,7 +30,7 @@ print(json.dumps(loaded))
 
 
 def _modules_after(*command_lines: list[str]) -> dict[str, tuple[int, set[str]]]:
-    """Exit code, and top-level modules and `numpy.ma` if loaded, after each command line in turn, in one interpreter."""
+    """Exit code, and top-level modules and `numpy.ma` if loaded, after each command line in turn, in one process."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(command_lines)], capture_output=True, text=True, check=True
     )
