@@ -76,14 +76,15 @@ class LogRow(NamedTuple):
 
 
 def frame_of(requests: Sequence[LogRow]) -> pl.DataFrame:
-    """Requests as columns. Columns that some request lacks are left out, but one session or priority is enough."""
+    """Requests as columns. Columns that some request lacks are left out, but one session, priority or count of cached
+    tokens is enough: vLLM gives no count if it is 0 (vllm/entrypoints/openai/chat_completion/serving.py)."""
     kinds = {"time_s": pl.Float64, "adapter": pl.String, "session": pl.String}
     schema = {name: kinds.get(name, pl.Int64) for name in LogRow._fields[:-1]}
     cells: dict[str, list[Any]] = {name: [row[k] for row in requests] for k, name in enumerate(schema)}
     # JSON may hold surrogates, which a column of texts may not.
     cells["session"] = [each and each.encode("utf-8", "backslashreplace").decode() for each in cells["session"]]
     found = pl.DataFrame(cells, schema=schema)
-    usual: dict[str, Any] = {"session": "", "priority": 0}
+    usual: dict[str, Any] = {"session": "", "priority": 0, "cached_tokens": 0}
     always = LogRow._fields[:3]
     some = [each for each in found if each.name in always or each.null_count() < len(each)]
     filled = (each.fill_null(usual[each.name]) if each.name in usual else each for each in some)

@@ -142,15 +142,16 @@ def test_groups_share_their_first_block_beyond_the_common_ones(paths: list[list[
             assert (groups[i] == groups[j]) == alike
 
 
-def test_cached_tokens_of_a_log_become_a_prefix(tmp_path: Path) -> None:
-    """A log that counts cached tokens gives each adapter the prefix that hits as many."""
+@pytest.mark.parametrize("least", [0, 1])
+def test_cached_tokens_of_a_log_become_a_prefix(tmp_path: Path, least: int) -> None:
+    """A log that counts cached tokens gives each adapter the prefix that hits as many. vLLM does not log a 0."""
     rng = np.random.default_rng(0)
     lines = []
     for k in range(3000):
         prompt, name = int(rng.gamma(4.0, 75.0)) + 1, f"a{k % 2}"
         cached = min(112 if k % 2 else 0, prompt - 1) // 16 * 16
         lines.append({"time": 1.7e9 + k, "model": name, "prompt_tokens": prompt, "completion_tokens": 20})
-        usage = {"prompt_tokens_details": {"cached_tokens": cached}}
+        usage = {"prompt_tokens_details": {"cached_tokens": cached} if cached >= least else None}
         lines[-1] |= {"usage": usage} if k % 3 else {"metadata": {"usage_object": usage}}  # as LiteLLM logs it
     path = tmp_path / "access.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
