@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 K = TypeVar("K")
@@ -25,7 +26,8 @@ class Memo(Generic[K, V]):
         value = self._make(key)
         self._kept[id(key)] = key, value
         if len(self._kept) > self._most:
-            self._kept.pop([*self._kept][0], None)  # noqa: RUF015 (another thread may add a key meanwhile)
+            with suppress(RuntimeError):  # another thread has just added a key
+                self._kept.pop(next(iter(self._kept)), None)
         return value
 
 

@@ -215,7 +215,7 @@ class _Refinement:
         """The bin with one more adapter, or with that adapter instead of the one at position `without`."""
         end = len(bin_.adapters) if without is None else without
         adapters = (*bin_.adapters[:end], *bin_.adapters[end + 1 :], adapter)
-        shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0)
+        shares = (*bin_.shares[:end], *bin_.shares[end + 1 :], 1.0) if bin_.is_split else ()
         # A server with a slot for each adapter gets one for the new adapter, too.
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
