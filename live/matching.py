@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from packer.bin import Bin
-from packer.errors import IncompatibleError, shown
+from packer.errors import IncompatibleError, LiveError, shown
 from packer.gpu import base_model
 from packer.live.host import Models, each_of
 from packer.live.metrics import page_of
@@ -24,7 +24,8 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
 
     `seen`: what each server serves, or why it does not answer. `prune`: adapters that the plan does not name take no
     room.
-    Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan.
+    Raises `IncompatibleError`: there are fewer servers than in the plan, or none fits a server of the plan;
+    `LiveError`: none fits, and one does not answer.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -52,7 +53,8 @@ def goal_of(acting: Acting, seen: Sequence[Models | str], *, prune: bool = False
     found: list[dict[str, float]] = [{} if isinstance(each, str) else dict.fromkeys(acting.base, 0.0) for each in seen]
     for k, s in zip(rows.tolist(), columns.tolist(), strict=True):
         if math.isinf(weight[k, s]):
-            raise IncompatibleError(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
+            failed = LiveError if any(isinstance(each, str) for each in seen) else IncompatibleError
+            raise failed(f"No server fits number {k} of the plan: {listed(reasons[k], 3)}.")
         shares = zip(bins[k].adapters, bins[k].shares, strict=True)
         found[s] |= {names[i]: share for i, share in shares}
     return found

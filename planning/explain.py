@@ -287,8 +287,9 @@ def _breaking(point: FrontierPoint, breaking: int, spare: int, raised: str, why:
         when = " in another hour" if point.broken_later else raised
         reason = why(point) if when else ""
         return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}"
-    requests = _requests(point, point.plan.workload.slo)
-    return f"breaks{requests or (' when a GPU is lost' if spare else ' in some hours')}"
+    slo = point.plan.workload.slo
+    servers = f" on {counted(len(point.queueing), 'server')}" if slo.keys("server") and point.queueing else ""
+    return f"breaks{_requests(point, slo) or servers or (' when a GPU is lost' if spare else ' in some hours')}"
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:

@@ -84,6 +84,8 @@ def test_a_limit_of_requests_is_not_explained_by_that_of_adapters(server: Profil
     assert re.search(r"the goal breaks for \d+\.\d% of the requests, ", plan.decision)
     assert "adapter_share" not in plan.decision
     assert plan.reasons[-1] == "server 0 breaks the goal"
+    plan = packer.recommend(fleet, server, slo="server.mean_ttft_ms=3", verify=False)
+    assert "the goal breaks on 1 server, " in plan.decision
 
 
 def test_adapters_beyond_any_limit_count_among_those_that_fewer_gpus_break(server: Profile) -> None:
