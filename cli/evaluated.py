@@ -8,6 +8,7 @@ import packer
 from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.cli.plan_table import outages, result_of, servers
 from packer.gpu import serves
+from packer.io.shipped import table
 from packer.room import growth
 from packer.words import counted, listed, number, plural
 
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 10
-_BESIDE = {
-    "offered_tok_s": 5, "total_token_throughput": 4, "mean_ttft_ms": 1, "worst_adapter_ttft_ms": 2, "mean_itl_ms": 3,
-}  # fmt: skip
+_BESIDE = table("packer.cli", "metrics.toml")["evaluated"]
 """Figure → priority. Each figure is shown next to the plan's; a narrow terminal shows the lowest numbers only."""
 
 

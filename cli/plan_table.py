@@ -13,6 +13,7 @@ from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.errors import UnknownNameError
 from packer.evaluation import PLAN_FIGURES, AdapterFigures
 from packer.io.frames import pl
+from packer.io.shipped import table
 from packer.moves import by_adapter
 from packer.profile import labelled
 from packer.room import grouped, room_rows, spans
@@ -208,14 +209,7 @@ def adapters_frame(plan: packer.Plan) -> pl.DataFrame:
     return pl.DataFrame(rows, schema_overrides={"slo_class": pl.String}, infer_schema_length=None)
 
 
-ADAPTER_COLUMNS = {
-    "mean_ttft_ms": ("TTFT ms", 1.0, 0),
-    "p95_ttft_ms": ("p95 ms", 1.0, 0),
-    "mean_itl_ms": ("ITL ms", 1.0, 1),
-    "slo_attainment": ("% in limits", 100.0, 1),
-    "slo_used": ("% of limits used", 100.0, 0),
-}
-"""Figure of an adapter → column head, factor and digits."""
+ADAPTER_COLUMNS = table("packer.cli", "metrics.toml")["adapters"]  # Figure → column head, factor and digits.
 
 
 def adapters_table(plan: packer.Plan, names: Iterable[str]) -> Table:

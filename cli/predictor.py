@@ -11,6 +11,7 @@ from packer.cli.options import Writing, common
 from packer.cli.output import Table
 from packer.cli.settings import OneProfile
 from packer.errors import IncompatibleError
+from packer.io.shipped import table
 from packer.words import number
 
 if TYPE_CHECKING:
@@ -58,11 +59,7 @@ def build(kind: OneProfile, given: DatasetOptions, out: Writing) -> None:
     out.note(f"{given.output}: {given.rows} scenarios of {profile.label}")
 
 
-SHOWN = (
-    ("throughput", "throughput_smape"), ("macro F1", "starvation_macro_f1"), ("ITL", "mean_itl_ms_smape"),
-    ("mean TTFT", "mean_ttft_ms_smape"), ("median TTFT", "median_ttft_ms_smape"),
-)  # fmt: skip
-"""Columns of the model card."""
+SHOWN = table("packer.cli", "metrics.toml")["model-card"]  # Score → column head and digits.
 
 
 @bundle
@@ -115,10 +112,10 @@ def _card(model: Model, *, rules: bool) -> list[Table | str]:
 
     card = model.header["scores"]
     rows = [
-        [name, part["rows"], *(number(part[key], 3 if key.endswith("f1") else 1) for _, key in SHOWN)]
+        [name, part["rows"], *(number(part[key], digits) for key, (_, digits) in SHOWN.items())]
         for name, part in card.items()
     ]
-    columns = ["held out", "rows", *(label for label, _ in SHOWN)]
+    columns = ["held out", "rows", *(head for head, _ in SHOWN.values())]
     caption = "SMAPE in percent (0–200 form), F1 of starvation."
     title = f"{model.kind}: scores on held-out scenarios"
     lines: list[Table | str] = [Table(title, columns, rows, caption=caption)]
