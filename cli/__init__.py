@@ -78,7 +78,7 @@ def _of_plugin(error: BaseException) -> str:
     from packer.registry import plugin_behind
 
     plugin = plugin_behind(error)
-    return f"{plugin[0].upper()}{plugin[1:]} {raised(error)}." if plugin is not None else ""
+    return f"{plugin} {raised(error)}." if plugin is not None else ""
 
 
 def _blamed(error: BaseException) -> tuple[int, str]:
@@ -94,7 +94,5 @@ def _blamed(error: BaseException) -> tuple[int, str]:
         where = where.tb_next
     fault = f"{kind}: {error} (PACKER_DEBUG=1 shows where)"
     if used := plugins_in_use():  # its return value may have caused the error
-        plugin = named(used)
-        plugin = plugin[0].upper() + plugin[1:]
-        return 2, f"{plugin} may break its contract, which packer.testing checks: {fault}"
+        return 2, f"{named(used)} may break its contract, which packer.testing checks: {fault}"
     return 1, f"internal error: {fault}"

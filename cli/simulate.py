@@ -262,7 +262,5 @@ def _draw(first: packer.Run, path: str, out: Writing) -> None:
     if first.status != "ok":
         out.note(f"nothing to draw: the server does not start; {Path(path)} was not written.")
         return
-    if first.cluster is not None:
-        write_figure(cluster_figure(first, title=title_of(first)), path)
-    else:
-        write_figure(simulation_figure(first, title=title_of(first)), path)
+    draw = simulation_figure if first.cluster is None else cluster_figure
+    write_figure(draw(first, title=title_of(first)), path)

@@ -39,7 +39,6 @@ class Planning:
         its requests as they were; or for a column of --loads. [default: of a trace peak]
     loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
         measured from the trace]
-    rate_factor: Plan for every rate times this.
     add_path: Plan for these adapters as well: a workload file.
     spare: GPUs that may fail: with 1 the plan keeps --slo on the others. [default: as many as of the plan of --from,
         else 0]

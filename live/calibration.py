@@ -205,22 +205,18 @@ def from_client(outcome: Outcome) -> from_log.Observations:
     """Return step times without a step log, from bursts, whose batch is known from the outside. Decodes: the median gap
     between the tokens of a burst. Prefills: the TTFT of prompts that are sent alone."""
     load, task = outcome.load, outcome.task
-    empty = np.zeros(0)
     rows: list[tuple[float, ...]] = []
-    if load is not None and task.key.startswith("decode-") and len(load.itl_ms):
-        n, used = len(load.done), distinct(load.adapter[load.done])
-        names = [task.workload.adapters[i] for i in used]
-        real = [a for a in names if a.rank]
-        context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
-        ranks = float(sum(a.rank for a in real))
-        # In a burst, each step gives each of the n requests one gap.
-        gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
-        rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
-    elif load is not None and task.key.startswith("prefill-1-"):
-        real = [a for a in task.workload.adapters if a.rank]
-        ranks = float(sum(a.rank for a in real))
-        for i in load.done:
-            ttft = float((load.first_s[i] - load.sent_s[i]) * 1e3)
-            rows.append((0.0, float(load.input_tokens[i]), len(real), ranks, 0.0, ttft, 1.0, 0.0))
-    columns = np.array(rows, dtype=np.float64).T if rows else [empty] * 8
+    if load is not None:
+        used = (task.workload.adapters[i] for i in distinct(load.adapter[load.done]))
+        real = [a.rank for a in used if a.rank]
+        ranks, n = float(sum(real)), len(load.done)
+        if task.key.startswith("decode-") and len(load.itl_ms):
+            context = float((load.input_tokens[load.done] + load.output_tokens[load.done] / 2).sum())
+            # In a burst, each step gives each of the n requests one gap.
+            gap_ms, steps = float(np.median(load.itl_ms)), len(load.itl_ms) / n
+            rows.append((n, 0.0, len(real), ranks, context, gap_ms, steps, 0.0))
+        elif task.key.startswith("prefill-1-"):
+            for tokens, ttft_ms in zip(load.input_tokens[load.done], load.ttft_ms, strict=True):
+                rows.append((0.0, tokens, len(real), ranks, 0.0, ttft_ms, 1.0, 0.0))
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
     return from_log.Observations(outcome.session.options.settings, *columns)

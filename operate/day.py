@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from packer.bin import Bin
+from packer.moves import by_adapter
 from packer.plan import Plan
 from packer.settings import Settings
 from packer.times import HOUR_S
@@ -47,12 +48,9 @@ class Period:
 
     def home(self) -> dict[str, set[int]]:
         """The servers of each adapter."""
-        names = self.plan.workload.names
-        found: dict[str, set[int]] = {}
-        for k, item in zip(self.servers, self.plan.bins, strict=True):
-            for i in item.adapters:
-                found.setdefault(names[i], set()).add(k)
-        return found
+        names, placed = self.plan.workload.names, zip(self.servers, self.plan.bins, strict=True)
+        places = by_adapter((k, dict.fromkeys((names[i] for i in item.adapters), 1.0)) for k, item in placed)
+        return {name: set(servers) for name, servers in places.items()}
 
 
 @dataclass(frozen=True, eq=False)

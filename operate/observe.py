@@ -130,8 +130,7 @@ def busiest_requests(trace: Trace, window_s: float) -> Trace:
     table = rates_of(trace, window_s)
     begin_s = float(table.start_s[table.offered_tok_s.argmax()]) - trace.start_s
     inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + window_s))
-    assert trace.adapter is not None
-    used, adapter = np.unique(trace.adapter[inside], return_inverse=True)
+    used, adapter = np.unique(trace.owner[inside], return_inverse=True)
     ranks = None if trace.ranks is None else tuple(trace.ranks[k] for k in used.tolist())
     whole = replace(trace, adapter=None, names=(), ranks=None).take(inside)
     return replace(
@@ -146,8 +145,7 @@ def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTra
     log has the number of cached tokens and no ids of blocks, the first prompts of sessions share them by adapter."""
     place = {name: i for i, name in enumerate(names) if name}
     numbers = np.array([place.get(name, -1) for name in log.names], dtype=np.int64)
-    assert log.adapter is not None
-    rows = np.flatnonzero(numbers[log.adapter] >= 0)
+    rows = np.flatnonzero(numbers[log.owner] >= 0)
     if not len(rows):
         return None
     found = log.requests().take(rows)

@@ -94,7 +94,6 @@ class Failing:
     seed: int
     inside: Controller | None = None
     period_s: float = 60.0
-    failed: int = 0
     changes: list[Change] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -116,7 +115,6 @@ class Failing:
             if on:
                 s = int(self._rng.choice(on))
                 self._lost.append(s)
-                self.failed += 1
                 made.append(Change(now_s, fail=(s,)))
         self.changes += made
         return made
@@ -142,7 +140,7 @@ def _outcome(name: str, run: Run, failing: Failing, changes: Sequence[Change] = 
     n = len(run.raw.requests)
     return Rehearsed(
         name, run.gpu_hours, float(kept.sum()) / n if n else math.nan, sum(len(each.start) for each in every),
-        sum(len(each.load) for each in every), failing.failed,
+        sum(len(each.load) for each in every), sum(len(each.fail) for each in every),
     )  # fmt: skip
 
 

@@ -177,10 +177,6 @@ class _Group:
     periods: Periods
     max_gpus: int | None = None
 
-    @property
-    def profile(self) -> Profile:
-        return self.periods.profile
-
 
 def _groups(
     fleet: Workload, profile: Kinds, rates: Mapping[str, FloatArray], asked: Conditions, own: Mapping[str, Arrivals]
@@ -232,7 +228,7 @@ class _Day:
         bins: list[Bin] = []
         places: list[int] = []
         for group in self.groups:
-            own = [k for k, item in enumerate(static.bins) if item.profile == group.profile]
+            own = [k for k, item in enumerate(static.bins) if item.profile == group.periods.profile]
             kept = _in_group([static.bins[k] for k in own], group)
             made = self._with_fewer(group, names, kept) or kept
             places += [own[k] for k in _places(kept, made)]
@@ -244,10 +240,10 @@ class _Day:
     def _with_fewer(self, group: _Group, names: Collection[str], static: Sequence[Bin]) -> Sequence[Bin] | None:
         """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal. Several
         periods get the servers of one of them if those keep the goal in all of them."""
-        fewer = (len(static) - 1) * group.profile.engine.gpus
+        fewer = (len(static) - 1) * group.periods.profile.engine.gpus
         if not fewer or self.whole.asked.stop():
             return None
-        key = group.profile, frozenset(map(self.whole.key, names))
+        key = group.periods.profile, frozenset(map(self.whole.key, names))
         if key not in self._fewer:
             alone = [self._with_fewer(group, [name], static) for name in names if len(names) > 1]
             made = [bins for bins in alone if bins is not None]
@@ -262,17 +258,17 @@ class _Day:
 
     def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
         """Which of these servers, of one kind, hold in a period."""
-        group = next(group for group in self.groups if group.profile == bins[0].profile)
+        group = next(group for group in self.groups if group.periods.profile == bins[0].profile)
         return group.periods.keeping(each.names, _in_group(bins, group))
 
     def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
         """Servers at the rates of the busiest of these periods, without their figures."""
         fleet, asked = self.whole.busiest(names), self.whole.asked
-        margin = max(asked.margin_of(group.profile) for group in self.groups)
+        margin = max(asked.margin_of(group.periods.profile) for group in self.groups)
         return Plan(
             fleet, tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
             objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=asked.seed,
-            versions=versions([group.profile for group in self.groups]), limits=WHOLE_GOAL,
+            versions=versions([group.periods.profile for group in self.groups]), limits=WHOLE_GOAL,
         )  # fmt: skip
 
     def with_figures(self, plan: Plan) -> Plan:

@@ -96,9 +96,9 @@ def _imported() -> list[tuple[str, EntryPoint]]:
 
 
 def plugin_behind(error: BaseException) -> str | None:
-    """The strategy of another package whose code raised an error, in words; None if no plug-in is involved. A strategy
-    that is given as an object is found by its methods. If code of a package that registers strategies belongs to no
-    class of one, the text names all strategies in use of that package."""
+    """The strategy of another package whose code raised an error, as `named`; None if no plug-in is involved.
+    A strategy that is given as an object is found by its methods. If code of a package that registers strategies
+    belongs to no class of one, the text names all strategies in use of that package."""
     imported, found, where, given = _imported(), None, error.__traceback__, None
     while where is not None:
         name, code = str(where.tb_frame.f_globals.get("__name__", "")), where.tb_frame.f_code
@@ -120,16 +120,16 @@ def _object_in_words(item: object) -> str | None:
         module, name = contract.split(":")
         if module in sys.modules and isinstance(item, getattr(sys.modules[module], name)):
             made = type(item)
-            return f"the {kind} {getattr(item, 'name', '')!r} ({made.__module__}:{made.__qualname__})"
+            return f"The {kind} {getattr(item, 'name', '')!r} ({made.__module__}:{made.__qualname__})"
     return None
 
 
 def blame(error: BaseException, given: Iterable[object] = ()) -> None:
     """Raise a `PluginError` if the code of a plug-in raised this error, or one of the objects `given` is a plug-in."""
     if plugin := plugin_behind(error):
-        raise PluginError(f"{plugin[0].upper()}{plugin[1:]} {raised(error)}.") from error
+        raise PluginError(f"{plugin} {raised(error)}.") from error
     if plugin := next(filter(None, map(_object_in_words, given)), None):
-        rule = f"{plugin[0].upper()}{plugin[1:]} may break its contract, which packer.testing checks"
+        rule = f"{plugin} may break its contract, which packer.testing checks"
         raise PluginError(f"{rule}: {type(error).__name__}: {error}.") from error
 
 
@@ -147,8 +147,8 @@ def blaming_plugins() -> Iterator[None]:
 
 
 def named(plugins: Sequence[tuple[str, EntryPoint]]) -> str:
-    """Strategies of other packages in words."""
-    return " or ".join(f"the {kind} {entry.name!r} ({entry.value})" for kind, entry in plugins)
+    """Strategies of other packages in words, with which a sentence begins."""
+    return "The " + " or the ".join(f"{kind} {entry.name!r} ({entry.value})" for kind, entry in plugins)
 
 
 def _package(module: str) -> str:

@@ -42,19 +42,24 @@ SUFFIXES = (".html", ".png", ".svg")
 Values = Sequence[float] | npt.NDArray[Any]  # Numbers of a series; kept as a tuple of floats.
 
 
-def _floats(series: Series, *names: str) -> None:
-    """Turn columns of a series into tuples of floats."""
-    for name in names:
-        object.__setattr__(series, name, tuple(map(float, getattr(series, name))))
-
-
 def known(value: float | None) -> float:
     """The value as a float; NaN, which is not drawn, for None."""
     return math.nan if value is None else float(value)
 
 
+class _Columns:
+    """Columns `x` and `y` of a series, which become tuples of floats."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name in ("x", "y"):
+            if hasattr(self, name):
+                object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+
+
 @dataclass(frozen=True, slots=True)
-class Line:
+class Line(_Columns):
     """Points joined by a line; NaN leaves a gap. `color`: index into the palette, None takes the next."""
 
     x: Values
@@ -64,12 +69,9 @@ class Line:
     dashed: bool = False
     markers: bool = False
 
-    def __post_init__(self) -> None:
-        _floats(self, "x", "y")
-
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class Scatter(_Columns):
     """Points. `texts`: a tooltip for each point, for pages."""
 
     x: Values
@@ -78,12 +80,9 @@ class Scatter:
     color: int | None = None
     texts: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        _floats(self, "x", "y")
-
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(_Columns):
     """One bar for each category. `failed`: which bars represent a failure; these bars are drawn as outlines."""
 
     categories: Sequence[str]
@@ -91,9 +90,6 @@ class Bars:
     label: str = ""
     color: int | None = None
     failed: Sequence[bool] = ()
-
-    def __post_init__(self) -> None:
-        _floats(self, "y")
 
 
 Series = Line | Scatter | Bars

@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from packer.export import quoting, templates
 from packer.export.servers import ExportedServer, Options, host_port
 from packer.export.sources import vllm_path
 
 Servers = tuple[ExportedServer, ...]
-
-
-def vllm(servers: Servers, options: Options) -> dict[str, str]:
-    """`start.sh` and `args.json`."""
-    return _scripts(servers, options, ExportedServer.command)
-
-
-def sglang(servers: Servers, options: Options) -> dict[str, str]:
-    """`start.sh` and `args.json` of SGLang 0.5."""
-    return _scripts(servers, options, sglang_command)
 
 
 def compose(servers: Servers, options: Options) -> dict[str, str]:
@@ -76,7 +67,7 @@ def sglang_command(server: ExportedServer, port: int) -> list[str]:
     return ["python3", "-m", "sglang.launch_server", *quoting.words(flags)]
 
 
-def _scripts(servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]) -> dict[str, str]:
+def scripts(servers: Servers, options: Options, command: Callable[[ExportedServer, int], list[str]]) -> dict[str, str]:
     """`start.sh` and `args.json` of any engine; `command`: (server, port) → command line."""
     cases, arguments = [], []
     for server, port, gpus in on_one_host(servers, options):
@@ -87,3 +78,6 @@ def _scripts(servers: Servers, options: Options, command: Callable[[ExportedServ
     variables = sorted({server.maker.variable for server in servers})
     script = templates.render("start.sh", servers=cases, variables=" ".join(variables))
     return {"start.sh": script, "args.json": quoting.json_text(arguments, indent=2) + "\n"}
+
+
+vllm, sglang = partial(scripts, command=ExportedServer.command), partial(scripts, command=sglang_command)  # SGLang 0.5.

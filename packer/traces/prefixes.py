@@ -102,7 +102,6 @@ def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> tuple[list[Sha
     each session, whose time is the arrival of a user; None if it has none. `inputs`: lengths of all prompts of each
     adapter. The mean prompt length of the trace is preserved."""
     cached, session = trace.cached_tokens, trace.sessions
-    assert trace.adapter is not None
     if trace.blocks is not None:
         found, hits = conversations(trace)
         session = found if session is None else session
@@ -112,8 +111,8 @@ def measured_prefixes(trace: Trace, inputs: Sequence[Lengths]) -> tuple[list[Sha
     session = np.arange(len(trace)) if session is None else session
     turns = _turns(trace, session)
     whole = turns.of(np.arange(len(trace)))
-    order = np.argsort(trace.adapter, kind="stable")
-    rows = np.split(order, np.searchsorted(trace.adapter[order], np.arange(1, len(inputs))))
+    order = np.argsort(trace.owner, kind="stable")
+    rows = np.split(order, np.searchsorted(trace.owner[order], np.arange(1, len(inputs))))
     spread = _spread(trace, rows, turns.first)
     shared = []
     for mine, lengths in zip(rows, inputs, strict=True):
