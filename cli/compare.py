@@ -20,7 +20,6 @@ from packer.io.tables import csv_text
 from packer.words import counted, listed, number
 
 if TYPE_CHECKING:
-    from packer.live.launch import Launch
     from packer.planning.compare import Comparison, Result
 
 
@@ -75,12 +74,6 @@ class Compared:
     output: str | None = common("output", help="Write the rows to this file (.csv or .json; with --cluster .json).")
     plot: str | None = common("plot", help="Draw the comparison (.html, .png or .svg).")
 
-    def start(self) -> Launch | None:
-        """Read how servers are started; None if the twin measures."""
-        from packer.live.launch import read_launch
-
-        return read_launch(self.real["launch"]) if "launch" in self.real else None
-
 
 @bundle
 class Systems(Behind):
@@ -116,6 +109,7 @@ def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Syst
       packer compare fleet.csv --sweep adapters=32:384:32 --predictors twin,forest -o rows.csv
       packer compare fleet.csv --cluster cluster.toml --systems vllm,packer --slo ttft_ms=2000,tpot_ms=100
     """
+    from packer.live.launch import read_launch
     from packer.planning.compare import Comparison
 
     if systems.cluster is not None:
@@ -124,9 +118,9 @@ def compare(file: FleetFile, kind: OneProfile, compared: Compared, systems: Syst
     of_clusters = ("router", "stats_age_s", "slo", "systems", "seeds", "duration_s", "size", "share")
     refuse_without("--cluster", of_clusters)
     refuse_without("--launch", () if "launch" in compared.real else ("launch_duration", "folder"))
-    out.check_tables(compared.output, endings=(".csv", ".json"))
-    out.check_picture(compared.plot)
-    start = compared.start()
+    out.check(compared.output, what="table", endings=(".csv", ".json"))
+    out.check(compared.plot, what="picture")
+    start = read_launch(compared.real["launch"]) if "launch" in compared.real else None
     profile = kind.profile(out)
     named = (compared.solvers, compared.objectives, compared.predictors)
     solvers, objectives, predictors = map(split_names, named)
@@ -162,7 +156,7 @@ def _compare_systems(
     refuse_unused("--cluster", (*of_plans, "time_limit_s", "real", "plot", "profile_name"))
     if not systems.size:
         refuse_without("--size", ("share",))
-    out.check_tables(compared.output, endings=(".json",))
+    out.check(compared.output, what="table", endings=(".json",))
     cluster = systems.read(engine)
     out.note_profiles(*(each.profile for each in cluster.kinds))
     names = split_names(systems.systems)

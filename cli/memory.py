@@ -53,7 +53,7 @@ def memory(kind: OneProfile, slots: SlotArguments, out: Writing) -> None:
     """
     from packer.operate.memory import memory_table
 
-    out.check_picture(slots.plot)
+    out.check(slots.plot, what="picture")
     if out.as_json:
         refuse_unused("--json", ["rank_needed"])
     found = memory_table(kind.profile(out), slots.max_loras, slots.max_lora_rank)

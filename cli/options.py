@@ -178,24 +178,14 @@ class Writing(Output):
 
     def check(self, *paths: str | None, what: str = "", endings: tuple[str, ...] = ()) -> None:
         """Check before long work that results can be written to the paths. Raises `ValidationError`: a path has none of
-        `endings` (if any); `OutputError`: it can't be written."""
+        `endings`, or else of `what` (as in `packer.io.files.ENDINGS`); `OutputError`: it can't be written."""
         from packer.io.files import check_ending, check_writable
 
         for path in (each for each in paths if each is not None):
-            if endings:
+            if what:
                 check_ending(path, what, endings)
             check_distinct(path)
             check_writable(path, force=self.force)
-
-    def check_tables(self, *paths: str | None, endings: tuple[str, ...] = (".csv", ".parquet")) -> None:
-        """As `check`, for tables."""
-        self.check(*paths, what="table", endings=endings)
-
-    def check_picture(self, path: str | None) -> None:
-        """As `check`, for a picture."""
-        from packer.report.figures import SUFFIXES
-
-        self.check(path, what="picture", endings=SUFFIXES)
 
 
 @bundle

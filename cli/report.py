@@ -42,7 +42,7 @@ def report(file: PlanArgument, page: ReportPage, out: Writing) -> None:
     """
     from packer.report.page import read_comparison, write_report
 
-    out.check(page.output, what="page", endings=(".html", ".htm"))
+    out.check(page.output, what="page")
     refuse_unused("--curves 0", () if page.curves else ("predictor", "seed"))
     plan = file.plan()
     comparison = read_comparison(page.comparison_path, plan.workload) if page.comparison_path else ()

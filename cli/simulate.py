@@ -156,8 +156,8 @@ def simulate(
     """
     from packer.operate.changes import changed_fleet
 
-    out.check_tables(*files.tables.values())
-    out.check_picture(files.plot)
+    out.check(*files.tables.values(), what="table")
+    out.check(files.plot, what="picture")
     out.check(files.output)
     workload = file.fleet()
     if run.concurrency is not None and not run.paced and workload.arrivals.trace is None:

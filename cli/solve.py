@@ -64,10 +64,6 @@ class Planning:
     time_limit_s: float | None = common("time-limit")
     seed: int = common("seed")
 
-    def running(self) -> packer.Plan | None:
-        """Read the running plan of --from; None without --from."""
-        return None if self.old_path is None else packer.load_plan(self.old_path)
-
     def at_load(
         self, fleet: packer.Workload, path: str, out: Writing
     ) -> tuple[packer.Workload, packer.RequestTrace | None]:
@@ -189,8 +185,8 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     path = result.output if result.output is not None or out.as_json else DEFAULT_OUTPUT
     out = result.replacing(out)
     out.check(path)
-    out.check_tables(result.per_adapter)
-    old = planning.running()
+    out.check(result.per_adapter, what="table")
+    old = None if planning.old_path is None else packer.load_plan(planning.old_path)
     if old is not None:  # the plan's servers are used, even if packer.toml names others
         refuse_unused("--from", ("profile_names", "gpu_names", "model", "settings", "prices", "available"))
     if planning.spare and not planning.recommends(old):

@@ -63,8 +63,8 @@ def sweep(file: FleetFile, kind: OneProfile, axes: Axes, out: Writing) -> None:
     from packer.twin.engine_rules import outage
     from packer.twin.sweep import Grid, Sweep, max_packs
 
-    out.check_tables(axes.output)
-    out.check_picture(axes.plot)
+    out.check(axes.output, what="table")
+    out.check(axes.plot, what="picture")
     profile, workload = kind.profile(out), file.fleet().held_to(axes.slo)
     if axes.tuning:
         _tune(workload, profile, axes, out)

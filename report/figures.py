@@ -38,7 +38,6 @@ DARK = Theme(ground="#14171c", ink="#e6e8eb", grid="#2f353d", faint="#9aa4af")
 
 
 Axis = Literal["x", "y"]
-SUFFIXES = (".html", ".png", ".svg")
 Values = Sequence[float] | npt.NDArray[Any]  # Numbers of a series; kept as a tuple of floats.
 
 
@@ -154,6 +153,6 @@ def write_figure(figure: Figure, path: str | os.PathLike[str], *, force: bool = 
     """Write .html (without network), .png or .svg atomically; raises `ValidationError`, `OutputError`."""
     from packer.io.files import check_ending, check_writable, write_bytes
 
-    suffix = check_ending(path, "picture", SUFFIXES)
+    suffix = check_ending(path, "picture")
     check_writable(path, force=force)
     write_bytes(path, render_figure(figure, suffix), force=force)

@@ -157,7 +157,7 @@ def follow(file: PlanArgument, given: Followed, looks: Looks, metrics: Prometheu
         refuse_unused("--servers", ("output", "failures", "gpus"))
     plan = whole(file.plan())
     out.check(given.output)
-    out.check(given.html, what="page", endings=(".html", ".htm"))
+    out.check(given.html, what="page")
     fleet = plan.workload.held_to(given.slo or None)
     if given.simulate is not None:
         return _rehearsed(plan, fleet, given, looks, out)

@@ -83,7 +83,7 @@ def validate(runs: Runs, out: Writing) -> int:
         _beside_bench(runs.bench, runs, out)
         return 0
     out.check(runs.output)
-    out.check(runs.html, what="page", endings=(".html", ".htm"))
+    out.check(runs.html, what="page")
     plan = runs.plan()
     if runs.launch_path is None:
         raise click.UsageError("Missing option '--launch', or --bench.")

@@ -79,9 +79,12 @@ def decode(data: bytes) -> str:
         raise FileFormatError(rule, row=row) from None
 
 
-def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> str:
-    """The suffix of a path, in lower case; raises `ValidationError` if it is not one of `endings`."""
-    ending = Path(path).suffix.lower()
+ENDINGS = {"page": (".html", ".htm"), "picture": (".html", ".png", ".svg"), "table": (".csv", ".parquet")}
+
+
+def check_ending(path: str | os.PathLike[str], what: str, endings: Sequence[str] = ()) -> str:
+    """The suffix of a path, in lower case; raises `ValidationError` if it is none of `endings`, else of `ENDINGS`."""
+    ending, endings = Path(path).suffix.lower(), endings or ENDINGS[what]
     if ending not in endings:
         raise ValidationError(f"Expected a {what}'s file to end in {', '.join(endings)}, got {shown(os.fspath(path))}.")
     return ending
