@@ -1,18 +1,8 @@
 """Defaults of options from `packer.toml`, or from `[tool.packer]` in `pyproject.toml`, in this folder.
 
-Keys are the options' names. At the top they hold for every command that has such an option; in a table they
-hold for the command of that name:
-
-    profile = "h100-64gb/qwen-2.5-7b-instruct"
-
-    [solve]
-    time-limit = 60
-
-    [workload.generate]
-    ranks = "8,16"
-
-A key that no command has as an option, and a table that is not named after a command, are errors.
-PACKER_CONFIG names another file; if it is empty, no file is read.
+Keys are the options' names (docs/how-to/configure.md). At the top they hold for every command that has such an option;
+in a table they hold for the command of that name. A key that no command has as an option, and a table that is not named
+after a command, are errors. PACKER_CONFIG names another file; if it is empty, no file is read.
 """
 
 from __future__ import annotations

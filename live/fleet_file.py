@@ -1,24 +1,4 @@
-"""A TOML file of the servers that packer may change and of their router, and the state file of these servers.
-
-schema = 1
-adapters = "/adapters/{name}"                  # path on the servers, {name} a folder as in exports; may have {rank}
-model = "base"                                 # name of the base model there; may be left out: the profile's
-api_key_env = "VLLM_KEY"                       # environment variable with the servers' key; may be left out
-state = "servers.state.json"                   # may be left out: this file's name with .state.json
-[[servers]]
-url = "http://gpu-0:8000"
-name = "gpu-0"                                 # may be left out: gpu-0, gpu-1, …
-room = 64                                      # adapters that it may hold at once; may be left out: any number
-profile = "h100-64gb/llama-3.1-8b-instruct"    # may be left out: any of the plan's
-start = "systemctl start vllm@{name}"          # commands, {name} and {url} quoted for the shell; may be left out
-stop = "systemctl stop vllm@{name}"
-[router]
-format = "nginx"                               # a format of `packer export` that routes: nginx, envoy, routing, …
-file = "/etc/nginx/conf.d/packer.conf"         # or a folder, for formats of several files
-reload = "nginx -s reload"                     # may be left out; namespace, adapters_claim, token_secret as well
-[limits]                                       # may be left out
-drain_s = 120
-"""
+"""A TOML file of the servers that packer may change and of their router (docs/how-to/live.md), and their state file."""
 
 from __future__ import annotations
 
@@ -46,7 +26,8 @@ ROUTING = tuple(name for name, kind in FORMATS.items() if kind.routes)
 
 @dataclass(frozen=True)
 class Host:
-    """One server: its address, and what the user specifies about it."""
+    """One server. `name`: by default gpu-0, gpu-1, …. `room`: adapters that it may hold at once; None: any number.
+    `profile`: None: any of the plan's. `start`, `stop`: commands, with {name} and {url} quoted for the shell."""
 
     url: str
     name: str = ""
@@ -64,8 +45,8 @@ class Host:
 
 @dataclass(frozen=True)
 class RouterFile:
-    """The file with a router's routes to adapters, and the command that makes the router reload the file. `namespace`,
-    `adapters_claim`, `token_secret`: options of `packer export` for Kubernetes."""
+    """The file with a router's routes to adapters, or a folder for formats of several files, and the command that makes
+    the router reload it. `namespace`, `adapters_claim`, `token_secret`: options of `packer export` for Kubernetes."""
 
     format: str
     file: str
@@ -108,7 +89,12 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class LiveFleet:
-    """The servers, the router and the limits; `api_key_env`: environment variable with the servers' key."""
+    """The servers, the router and the limits.
+
+    `adapters`: path of an adapter on the servers; {name} is a folder as in exports, {rank} may be there, too.
+    `model`: name of the base model there; None: the profile's. `api_key_env`: environment variable with the key.
+    `state`: file of the servers' state; "": this file's name with .state.json.
+    """
 
     servers: tuple[Host, ...]
     router: RouterFile | None = None

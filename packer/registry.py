@@ -1,10 +1,5 @@
-"""Objectives, predictors, routers, solvers, … by name; built-in strategies are registered in the same way as plug-ins.
-
-A third-party package registers a class in its own pyproject.toml, as this one does:
-
-    [project.entry-points."packer.solvers"]
-    mine = "my_package.mine:MySolver"
-"""
+"""Objectives, predictors, routers, solvers, … by name; built-in strategies are registered in the same way as plug-ins
+(docs/write-your-own.md)."""
 
 from __future__ import annotations
 

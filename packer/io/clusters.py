@@ -1,27 +1,4 @@
-"""Clusters as TOML files.
-
-schema = 1
-[[kinds]]
-name = "h100"
-profile = "h100-64gb/llama-3.1-8b-instruct"    # a shipped profile, or a .toml file, relative to this file
-max_loras = 32
-max_lora_rank = 16                             # optional
-engine = "lightllm:max_wait_tokens=1"          # optional; default: vllm
-[[nodes]]
-count = 4
-servers = ["h100"]
-host_gb = 64                                   # host memory for adapters; optional; default: unlimited
-[store]                                        # source of adapters that no host holds
-bandwidth_gb_s = 1.25
-latency_ms = 5
-concurrent = 0                                 # 0: transfers share the bandwidth
-[fine_tuning]                                  # fine-tuning job of each server; optional
-sample_tokens = 512
-policy = "llmstation"
-[slo]                                          # optional
-ttft_ms = 2000
-tpot_ms = 100
-"""
+"""Clusters as TOML files (docs/reference/formats.md, "Clusters")."""
 
 from __future__ import annotations
 
@@ -43,7 +20,8 @@ from packer.io.workload_schema import FineTuningTable
 
 
 class KindTable(FileTable):
-    """`[[kinds]]`."""
+    """`[[kinds]]`. `profile`: a shipped one, or a .toml file, relative to the cluster's. `engine`: with parameters, as
+    in "lightllm:max_wait_tokens=1"."""
 
     name: str
     profile: str
@@ -53,7 +31,7 @@ class KindTable(FileTable):
 
 
 class NodeTable(FileTable):
-    """`[[nodes]]`: `count` machines, each with `servers`."""
+    """`[[nodes]]`: `count` machines, each with `servers`, and with `host_gb` for adapters; None: unlimited."""
 
     servers: Annotated[list[str], Field(min_length=1)]
     count: Annotated[int, Field(ge=1, le=MOST_SERVERS)] = 1
@@ -61,7 +39,7 @@ class NodeTable(FileTable):
 
 
 class StoreTable(FileTable):
-    """`[store]`."""
+    """`[store]`: where adapters come from that no host holds. `concurrent` 0: transfers share the bandwidth."""
 
     bandwidth_gb_s: float
     latency_ms: float = 0.0
@@ -69,7 +47,7 @@ class StoreTable(FileTable):
 
 
 class ClusterFile(FileTable):
-    """The whole file."""
+    """The whole file. `fine_tuning`: job of each server."""
 
     schema_version: Literal[1] = Field(alias="schema")
     kinds: Annotated[list[KindTable], Field(min_length=1)]

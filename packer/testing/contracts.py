@@ -1,14 +1,5 @@
-"""Conformance tests for each kind of strategy: subclass a contract, define its fixture, run pytest.
-
-    from packer.testing.contracts import SolverContract
-
-    class TestMine(SolverContract):
-        @pytest.fixture
-        def solver(self):
-            return MySolver()
-
-packer's own strategies are tested with the same classes. pytest is needed.
-"""
+"""Conformance tests for each kind of strategy: subclass a contract, define its fixture, run pytest, which is needed
+(docs/write-your-own.md). packer's own strategies are tested with the same classes."""
 
 from __future__ import annotations
 
