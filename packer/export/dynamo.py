@@ -2,8 +2,7 @@
 
 nvidia.com/v1alpha1, which 1.5 serves beside v1beta1, the version that it stores. The operator loads a DynamoModel on
 every pod whose `modelRef` equals its `baseModelName`. So each worker has its server's name as `modelRef`, and an
-adapter has a DynamoModel for each of its servers. Dynamo's router splits the requests of a replicated adapter by load;
-the planned share is in the annotation `packer/share`.
+adapter has a DynamoModel for each of its servers. The planned share is in the annotation `packer/share`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""A Grafana dashboard with packer's predictions and the servers' metrics.
-
-Predictions come from `packer evaluate PLAN --url … --every 300 --listen 0.0.0.0:9877`, measured figures from vLLM's own
-metrics. Both are read from one Prometheus, the dashboard's variable `datasource`. The variable `server_label` is the
-label by which Prometheus distinguishes servers: `service` behind a ServiceMonitor, else `instance`.
-"""
+"""A Grafana dashboard with packer's predictions and the servers' metrics, both from one Prometheus (the dashboard's
+variable `datasource`). Variable `server_label`: the label by which Prometheus distinguishes servers."""
 
 from __future__ import annotations
 

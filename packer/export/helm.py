@@ -1,9 +1,8 @@
 """vLLM production stack: chart values with a `modelSpec` per server, and a LoraAdapter per adapter and server.
 
 The operator loads an adapter on the pods of its `baseModel`, which is the name of a `modelSpec`; therefore each
-server has its own `modelSpec`. Resources: production-stack.vllm.ai/v1alpha1 and chart 0.1.12. The chart's
-router finds an adapter's servers by itself and does not support shares. The planned share is in the annotation
-`packer/share`; to enforce shares, route with one of the routing formats.
+server has its own `modelSpec`. Resources: production-stack.vllm.ai/v1alpha1 and chart 0.1.12. The planned share,
+which the chart's router does not know, is in the annotation `packer/share`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Servers that share a host: start commands of vLLM and SGLang as a shell script and as JSON, and Docker Compose.
 
-A plan for SGLang has profiles that describe SGLang (`packer profiles estimate --engine sglang`). Like vLLM, SGLang
-reserves `--max-loras-per-batch` slots of `--max-lora-rank` (sglang/srt/lora/mem_pool.py); requests without an adapter
-take one, too. A proposed pool in pages of ranks (sgl-project/sglang, pull request 31305) is not modelled.
+SGLang's slots (sglang/srt/lora/mem_pool.py) are those of docs/how-to/export.md. A proposed pool in pages of ranks
+(sgl-project/sglang, pull request 31305) is not modelled.
 """
 
 from __future__ import annotations

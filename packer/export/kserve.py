@@ -1,10 +1,9 @@
 """KServe 0.20: an LLMInferenceService for each server, with its adapters (serving.kserve.io/v1alpha2).
 
 The controller downloads or mounts the adapters and sets vLLM's LoRA flags from `spec.model.lora`. Other flags are
-passed in VLLM_ADDITIONAL_ARGS, which KServe's start script expands in a shell. KServe registers each adapter under two
-names, so host memory must hold twice as many adapters. Each service has its own route; the routing formats define
-which route an adapter's requests take. KServe's routes by its header of the model, of 8 matches for each name, fit few
-adapters: the Gateway API takes 64 matches in a rule, so that a service with more adapters would get no route at all.
+passed in VLLM_ADDITIONAL_ARGS, which KServe's start script expands in a shell. KServe's routes by its header of the
+model, of 8 matches for each name, fit few adapters: the Gateway API takes 64 matches in a rule, so that a service with
+more adapters would get no route at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Ray Serve LLM: one LLMConfig for each server, with `lora_config` (ray.serve.llm:build_openai_app).
 
-Ray loads an adapter from `dynamic_lora_loading_path`/NAME at its first request, and holds at most `max_loras` adapters.
-Clients request `SERVER:ADAPTER`, such as `gpu-0:sql`. For a replicated adapter, clients choose the server by its share.
+Ray loads an adapter from `dynamic_lora_loading_path`/NAME at its first request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""Routes from adapters to servers: JSON for custom routers, nginx, Envoy, the Gateway API and LiteLLM.
-
-nginx and Envoy don't read request bodies, so clients (or a gateway in front) send the adapter's name in the header
-`X-Adapter` too; characters other than letters, digits and `._/:@+-` are percent-encoded
-(`packer.export.quoting.header_key`).
-"""
+"""Routes from adapters to servers: JSON for custom routers, nginx, Envoy, the Gateway API and LiteLLM. nginx and Envoy
+read the adapter's name in the header `X-Adapter` (`packer.export.quoting.header_key`)."""
 
 from __future__ import annotations
 

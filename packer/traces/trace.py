@@ -37,16 +37,12 @@ class Trace:
     `adapter`: int64 (n,), index into `names`; None if not recorded.
     `names`: names of the adapters; each has at least one request.
     `ranks`: rank of each adapter; None if not recorded.
-    `step_s`: the recorded times were multiples of this, s, and requests are spread over each step; 0: they were not.
-    `blocks`: ids of the prompts' blocks, which tell which prompts share prefixes; None if not recorded.
-    `sessions`: int64 (n,), the session of each request; None if not recorded.
+    `blocks`, `sessions`, `priority`, `step_s`, `start_s`: as in `RequestTrace`.
     `cached_tokens`: int64 (n,), tokens of each prompt that the server found in its KV cache; None if not recorded.
-    `priority`: int64 (n,), priority of each request; None if not recorded.
     `dropped`: number of requests left out because they had no tokens, which is how traces record failures.
     `other`: number of lines left out because they are not requests to adapters.
     `unmet`: names of models to skip, and a prefix to strip, that no request has.
     `said`: what else was left out or joined, in sentences.
-    `start_s`: time of the first request, s since 1970 (UTC), or since the start of a trace without dates.
     `source`: name of the trace.
     """
 
