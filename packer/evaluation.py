@@ -167,6 +167,11 @@ class AdapterFigures(NamedTuple):
     slo_attainment: npt.NDArray[np.float64]
     slo_used: npt.NDArray[np.float64]
 
+    @property
+    def silent(self) -> npt.NDArray[np.bool_]:
+        """Which adapters get no answer to any of their requests, bool (n,)."""
+        return np.isnan(self.mean_ttft_ms) & np.isnan(self.p95_ttft_ms)
+
     def to_show(self) -> AdapterFigures:
         """The figures with a p95 of NaN for all adapters without completed requests, not only those without answer; and
         of the limits used, unless they are infinite."""

@@ -17,6 +17,7 @@ from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour
 from packer.planning.lone import needs, unreachable
+from packer.planning.overload import Overload
 from packer.planning.replicas import least_parts, most_parts, part
 from packer.planning.shortfall import (
     context_words,
@@ -96,8 +97,8 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     """The plan on which the fewest adapters break the goal, with what would keep it. If no number of GPUs keeps it, the
-    plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at hand are too few, the plan with the
-    most requests within their limits (`Frontier.at_most`)."""
+    plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at hand are too few, a plan on which
+    every adapter gets answers and many requests keep their limits (`Overload`)."""
 
     def over(point: FrontierPoint) -> int:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
@@ -107,7 +108,7 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     most = min(map(over, job.points)) + (0.0 if limited else HARDLY_MORE * len(job.workload))
     nearest = [point for point in job.points if over(point) <= most][-1 if limited else 0]
     if limited:
-        nearest = job.at_most(nearest.n_gpus)
+        nearest = Overload(job).at(nearest.n_gpus)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job),)
@@ -119,6 +120,9 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     elif max_gpus is not None and job.points[-1].n_gpus == (servers := max_gpus // job.size):
         more = job.first_that_holds(servers + 1, servers + BEYOND)
         reasons = () if more is None else (_enough(job, more),)
+        for point in job.points:
+            if point.n_gpus != nearest.n_gpus:
+                Overload(job).reslotted(point)
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
     return finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
@@ -201,6 +205,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
             *plan.reasons,
             *beyond_measured(plan.workload, plan.bins, job.before)[:8],
             *broken,
+            *([f"Adapters without an answer: {listed(silent)}"] if (silent := _silent(point)) and not holds else []),
             *(start_words(job.kept, point.plan.bins, job.number) if holds and not job.over() else ()),
             *((REPLAYED,) if job.replayed else ()),
         ),
@@ -236,11 +241,12 @@ def outcome(
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
     else:
-        worst, rows = f"worst adapter {latency(best.worst_adapter_ttft_ms)}, ", best.plan.evaluations
+        worst, rows = f", worst adapter {_worst(best)}", best.plan.evaluations
         worst = worst if len(best.plan.workload) > 1 else ""
         served = rows.total_token_throughput.sum() / rows.offered_tok_s.sum()
         text = f"{f'{served:.0%} of the load is served: ' if best.starving else ''}TTFT p95"
-        lines.append(f"{text} {latency(best.p95_ttft_ms)}, {worst}ITL {best.mean_itl_ms:.0f} ms.")
+        itl = "" if math.isnan(best.mean_itl_ms) else f", ITL {best.mean_itl_ms:.0f} ms"
+        lines.append(f"{text} {latency(best.p95_ttft_ms)}{worst}{itl}.")
     if breaking is not None:
         parts = " with so few parts of an adapter" if limited else ""
         lines.append(f"The goal: {slo}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")
@@ -283,13 +289,30 @@ def _raised(point: FrontierPoint, slo: Goal) -> str:
 def _breaking(point: FrontierPoint, breaking: int, spare: int, raised: str, why: Callable[[FrontierPoint], str]) -> str:
     """How many adapters break the goal, or when it breaks, in words; and why, if only the margin or a further hour
     breaks it. `raised`: see `_raised`."""
+    none = len(_silent(point))
+    silent = f" ({counted(none, 'adapter')} without an answer)" if none else ""
     if breaking:
         when = " in another hour" if point.broken_later else raised
         reason = why(point) if when else ""
-        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}"
+        return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}{silent}"
     slo = point.plan.workload.slo
     servers = f" on {counted(len(point.queueing), 'server')}" if slo.keys("server") and point.queueing else ""
-    return f"breaks{_requests(point, slo) or servers or (' when a GPU is lost' if spare else ' in some hours')}"
+    what = _requests(point, slo) or servers or (" when a GPU is lost" if spare else " in some hours")
+    return f"breaks{what}{silent}"
+
+
+def _silent(point: FrontierPoint) -> list[str]:
+    """Names of the adapters that sent requests and got no answer."""
+    found = point.plan.adapters
+    return [] if found is None else [point.plan.workload.names[i] for i in np.flatnonzero(found.silent)]
+
+
+def _worst(point: FrontierPoint) -> str:
+    """The highest p95 TTFT of an adapter; in words, if an adapter gets no answer or too few for one."""
+    found = point.plan.adapters
+    unknown = np.zeros(0, dtype=np.bool_) if found is None else np.isnan(found.p95_ttft_ms)
+    few = math.isnan(point.worst_adapter_ttft_ms) and unknown.any() and not _silent(point)
+    return "with too few answers" if few else latency(point.worst_adapter_ttft_ms)
 
 
 def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[FrontierPoint], str]) -> str:
@@ -300,6 +323,8 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     gpus, one = counted(point.n_gpus, "GPU"), point.n_gpus == 1
     breaks = f"{gpus} break{'s' if one else ''} the goal"
     ttft = f"p95 TTFT {latency(point.worst_adapter_ttft_ms)}"
+    if adapters is not None and (few := int(np.isnan(adapters.p95_ttft_ms).sum())):
+        ttft = f"{few:,} of {counted(len(adapters.p95_ttft_ms), 'adapter')} get{'s' * (few == 1)} no or too few answers"
     most_ms = max(slo.limits.p95_ttft_ms, ttft_ms[worst])
     if not point.worst_adapter_ttft_ms <= most_ms:  # NaN without an answer
         return f"{breaks}: {ttft}"
@@ -313,7 +338,7 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     if slow.any() and not late.any():
         return f"{breaks}: ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms"
     if beyond := int((late | slow | (adapters.slo_used > 1.0)).sum()):
-        return f"{breaks} of {beyond:,} of {len(late):,} adapters"
+        return f"{breaks} of {beyond:,} of {len(late):,} adapters{why(point)}"
     if requests := _requests(point, slo):
         return f"{breaks}{requests}"
     return f"{breaks}{_raised(point, slo)}{why(point)}"

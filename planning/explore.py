@@ -19,7 +19,6 @@ from packer.planning.apart import Apart
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.limits_apart import LimitsApart
-from packer.planning.overload import Overload
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
@@ -144,14 +143,6 @@ class Frontier(Clock, Conditions):
                     break
             self._points[n_gpus] = point_of(self, mended or trial.best)
         return self._points[n_gpus]
-
-    def at_most(self, n_gpus: int) -> FrontierPoint:
-        """The plan on `n_gpus` GPUs; if none keeps the limits, the one with the most requests within their limits."""
-        point = self.at(n_gpus)
-        if not point.holds and not self.spare and point.slo_attainment < self.workload.slo.share:
-            others = chain(self._proposed(n_gpus), self._on_all(n_gpus))
-            point = self.put(Overload(self).most_attained([point.plan.bins, *others], n_gpus))
-        return point
 
     def mended(self, plans: Sequence[Sequence[Bin]], further: Sequence[Hour] = ()) -> list[Bin] | None:
         """One of the plans with adapters redistributed so that no server breaks its limits in the kept and `further`
@@ -314,7 +305,7 @@ class Frontier(Clock, Conditions):
         On fewer servers than the trees ask for, the first proposal is the only one if it starves in the twin, too.
         """
         wide = self._wide(n_gpus)
-        usual = self._proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), self._in_time(n_gpus)
+        usual = self.proposed(n_gpus), self._hot_alone(n_gpus), self._splits(n_gpus), self._in_time(n_gpus)
         found = self._any_splits(n_gpus) if wide else chain(*usual)
         for number, bins in enumerate(found):
             if following is not None and not wide:
@@ -325,7 +316,7 @@ class Frontier(Clock, Conditions):
             yield bins
             if number == 0 and n_gpus < self.fewest and self.fullest(bins)[1] >= FAR_BEYOND:
                 break
-        yield from () if wide else self._on_all(n_gpus)
+        yield from () if wide else self.on_all(n_gpus)
 
     def _in_time(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Splits whose servers take equal engine time."""
@@ -370,9 +361,9 @@ class Frontier(Clock, Conditions):
         if found is None:
             few = islice(self._spreads(n_gpus), 1)
             even = [(parts, most_even(parts.fleet, self.profile, n_gpus, self._slots)) for parts in few]
-            yield from [parts.joined(bins) for parts, bins in even if bins] or self._proposed(n_gpus)
+            yield from [parts.joined(bins) for parts, bins in even if bins] or self.proposed(n_gpus)
 
-    def _proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
+    def proposed(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """The solvers' plans on `n_gpus` GPUs, first with the parts for so many, then with the fewest parts."""
         spread = self.parts.spread_over(n_gpus, self.max_replicas)
         ways = [(spread, solver) for solver in SOLVERS[: 1 if self._wide(n_gpus) else None]]
@@ -386,7 +377,7 @@ class Frontier(Clock, Conditions):
         plan = self._solved(Replicas(fleet, {}), "latency", solver=SOLVERS[0], max_gpus=n_gpus * self.size)
         return () if plan.unplaced else plan.bins
 
-    def _on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
+    def on_all(self, n_gpus: int) -> Iterator[tuple[Bin, ...]]:
         """Plans with a part of every adapter on every server. With a spare GPU, first split only adapters with more
         load than a GPU's share: if a server is lost, its parts go to all others."""
         fair = self.workload.offered_tok_s / n_gpus

@@ -142,6 +142,7 @@ def frontier(
     Raises `IncompatibleError`: the fleet is of several base models.
     """
     from packer.planning.explore import Frontier
+    from packer.planning.overload import Overload
     from packer.planning.recommend import Deployment
 
     fleet, kinds = workload.held_to(slo), kinds_of(profile)
@@ -155,5 +156,7 @@ def frontier(
     for each in next(iter(served.values())):
         job = Frontier(fleet, each, margin=margin, max_replicas=max_replicas, spare=spare, seed=seed, progress=progress)
         Deployment(job, most[each], beyond=math.inf).explored()
+        for point in job.points:
+            Overload(job).reslotted(point)
         found += [replace(point, n_gpus=point.plan.n_gpus) for point in job.points if not point.starving]
     return found

@@ -8,6 +8,7 @@ from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
 from packer.plan import Plan
 from packer.planning.explore import Frontier
+from packer.planning.overload import Overload
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
@@ -26,7 +27,7 @@ class OwnPlan:
         job = self._job(workload, cluster, seed)
         point = Deployment(job, len(cluster) * job.size).explored()
         if point is None or point.n_gpus != len(cluster):
-            point = job.at_most(min(len(cluster), job.parts.most_gpus(None)))
+            point = Overload(job).at(min(len(cluster), job.parts.most_gpus(None)))
         return _with_servers(cluster, point.plan)
 
     def needed(self, workload: Workload, cluster: Cluster, seed: int) -> int | None:

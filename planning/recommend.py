@@ -23,6 +23,7 @@ from packer.planning.follow import gpus_words, nearby, numbered, refitted, runni
 from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
+from packer.planning.overload import Overload
 from packer.planning.prove import bounded, told
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
@@ -240,9 +241,12 @@ class Deployment:
         job.sets += 1
         return replace(self._put(tried[first]), verified=True)
 
-    def look_around(self, _plan: Plan | None = None) -> None:
-        """Make points with more GPUs until one more GPU gains little, or their servers add up to `beyond`."""
+    def look_around(self, plan: Plan | None = None) -> None:
+        """Make points with more GPUs until one more GPU gains little, or their servers add up to `beyond`. The next
+        smaller number of GPUs than a plan's gets its best slots."""
         self.job.extend(self.first or self.low, self.job.most(self.max_gpus), self.beyond)
+        if fewer := [each for each in self.job.points if plan is not None and each.n_gpus < len(plan.bins)]:
+            Overload(self.job).reslotted(fewer[-1])
 
     def near(self, plan: Plan | None) -> Plan | None:
         """The running servers with few changes, on no more GPUs and with no more moves than `plan` takes, if they hold

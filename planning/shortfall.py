@@ -24,7 +24,7 @@ from packer.words import counted
 from packer.workload import Workload
 
 SHARES = (0.99, 0.95)  # Weaker goals: shares of the adapters that must keep their limits.
-LONGER = 2.5  # Weaker goal: a TTFT limit that is wider by this factor.
+LONGER = (2.5, 5.0, 10.0)  # Weaker goals: TTFT limits that are wider by these factors; the narrowest is named.
 AFTER_START = "all but the first minutes after a start"
 SAVED = 0.1  # Share of the GPUs that a weaker goal must save to be named.
 FULL = 0.75  # Share of the slots with which a server starts, from which on it has no room for many more.
@@ -78,6 +78,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     if job.spare:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
+    longer = [_longer(job.workload, factor) for factor in LONGER]
     found: dict[str, int] = {}
     for point in job.points:
         if point.n_gpus > most or job.over():
@@ -87,7 +88,8 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
         fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
         for hour in (job.kept.planned, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
-        found |= dict.fromkeys(sorted(goals), point.n_gpus)
+        narrowest = next((goal for goal in longer if goal in goals | found.keys()), None)
+        found |= dict.fromkeys(sorted(goals - (set(longer) - {narrowest})), point.n_gpus)
     wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
     # The smaller share of adapters is only worth naming if it takes fewer GPUs.
     if wide >= narrow:
@@ -97,6 +99,10 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
 
 def _share(share: float) -> str:
     return f"--slo adapter_share={share:g}"
+
+
+def _longer(fleet: Workload, factor: float) -> str:
+    return f"--slo p95_ttft_ms={factor * fleet.slo.limits.p95_ttft_ms:g}"
 
 
 def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
@@ -110,8 +116,9 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     others = set(slo.every_key) - {"p95_ttft_ms", "mean_itl_ms"}
     if others or (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
         return goals  # a wider limit of the TTFT, or a later start, would not help
-    if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms) and max(kept.used(bins, [hour])) <= LONGER:
-        goals.add(f"--slo p95_ttft_ms={LONGER * slo.limits.p95_ttft_ms:g}")
+    if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms):
+        used = max(kept.used(bins, [hour]))
+        goals |= {_longer(job.workload, factor) for factor in LONGER if used <= factor}
     if all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import packer
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
+from packer.bin import Bin
 from packer.cli.plan_table import assumed_lengths
 from packer.lengths import Lengths
 from packer.plan import Plan, Status
+from packer.planning.explain import finished
+from packer.planning.explore import Frontier
+from packer.planning.frontier import point_of
 from packer.profile import Profile
 from packer.twin.override import with_engine
 from packer.workload import Workload
@@ -92,7 +98,7 @@ def test_adapters_beyond_any_limit_count_among_those_that_fewer_gpus_break(serve
     """How many adapters break the goal on fewer GPUs counts those beyond a limit of ITL, not those of TTFT alone."""
     fleet = Workload([Adapter(f"a{k}", 8, 9.0, slo_class=each) for k, each in enumerate(("fast", "even", None, None))])
     plan = packer.recommend(fleet, server, slo="fast:p95_ttft_ms=150;even:mean_itl_ms=28", verify=False)
-    assert "\n1 GPU breaks the goal of 2 of 4 adapters." in plan.decision
+    assert "\n1 GPU breaks the goal of 2 of 4 adapters: requests wait up to" in plan.decision
 
 
 def test_lengths_that_few_adapters_lack_are_said_of_those(server: Profile) -> None:
@@ -102,3 +108,22 @@ def test_lengths_that_few_adapters_lack_are_said_of_those(server: Profile) -> No
     plan = packer.recommend(fleet, server, verify=False)
     assert "vLLM 0.8.5; lengths of 2 adapters assumed): " in plan.decision
     assert assumed_lengths(fleet).startswith("of 2 of 3 adapters not given: as ShareGPT's")
+
+
+def test_adapters_that_get_no_answer_are_counted_first(server: Profile) -> None:
+    """The first line says how many adapters get no answer at all; one that gets some answers has too few."""
+    fleet = Workload([Adapter("waits", 8, 150.0), Adapter("shut-out", 8, 50.0)])
+    job = Frontier(fleet, server)
+    silent, some = (point_of(job, [Bin((0, 1), server.settings(slots, 8), server)]) for slots in (1, 2))
+    plan, told = finished(job, silent.plan, silent, holds=False)
+    first, second, *_ = told.splitlines()
+    assert first == "the goal breaks for 2 of 2 adapters (1 adapter without an answer), $2.50 per hour."
+    assert "worst adapter without an answer" in second
+    assert "Adapters without an answer: shut-out" in plan.reasons
+    adapters = some.plan.adapters
+    assert adapters is not None
+    few = replace(some.plan, adapters=adapters._replace(p95_ttft_ms=np.array([1.0, np.nan])))
+    plan, told = finished(job, few, replace(some, plan=few, worst_adapter_ttft_ms=np.nan), holds=False)
+    assert told.startswith("the goal breaks for 2 of 2 adapters, $2.50 per hour.")
+    assert "worst adapter with too few answers" in told
+    assert not any("without an answer" in reason for reason in plan.reasons)

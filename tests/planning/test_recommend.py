@@ -273,6 +273,7 @@ def test_answers_of_one_token_have_a_plan(server: Profile) -> None:
     one = Lengths.constant(1)
     found = packer.recommend(Workload([Adapter(f"a{k}", 8, 1.0, None, one) for k in range(20)]), server)
     assert (found.status, found.n_gpus) == (Status.OPTIMAL, 1)
+    assert "nan" not in found.decision
 
 
 def test_figures_that_are_not_known_are_told_in_words(plan: Plan, fleet: Workload, server: Profile) -> None:

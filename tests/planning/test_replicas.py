@@ -75,7 +75,7 @@ def test_hot_adapters_of_far_ranks_take_the_servers_that_they_take_alone(server:
     assert job.parts.parts == {0: 2, 1: 2}
     assert job.at(4).holds
     for n in (4, 6):  # the solvers divide them by load, and then into no more parts than they need
-        *by_load, fewest = job._proposed(n)
+        *by_load, fewest = job.proposed(n)
         assert by_load
         assert {share for item in fewest for share in item.shares} == {0.5}
 

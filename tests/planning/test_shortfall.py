@@ -84,6 +84,17 @@ def test_quiet_adapters_of_a_server_that_starts_keep_twice_their_limit(
             assert run.adapter_p95_ttft_ms.max() <= 2 * 2000.0
 
 
+@pytest.mark.usefixtures("whole_hours")
+def test_the_narrowest_of_several_wider_ttft_limits_is_named(server: Profile) -> None:
+    """Where fewer GPUs keep five times the limit, but not 2.5 times, that is said; and it is true."""
+    fleet = Workload([Adapter(f"a{i}", (8, 32)[i % 2], 0.055) for i in range(40)])
+    fleet = replace(fleet, input_tokens=Lengths.gamma(mean=5000.0, cv=0.7), output_tokens=Lengths.constant(150))
+    found = packer.recommend(fleet, server)
+    assert (found.n_gpus, found.statistics["weaker_goals"]) == (2, {"--slo p95_ttft_ms=10000": 1})
+    assert packer.recommend(fleet, server, slo="p95_ttft_ms=10000").n_gpus == 1
+    assert packer.recommend(fleet, server, slo="p95_ttft_ms=5000").n_gpus == 2
+
+
 def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
     """Where a limit of whole answers takes a GPU, no goal is named that would drop it and widen the TTFT instead."""
     fleet = Workload([Adapter("a", 16, 2.8), Adapter("b", 8, 1.5), Adapter("c", 16, 0.4)])
