@@ -33,7 +33,6 @@ from packer.solvers.candidates import beyond_measured
 from packer.twin.arrivals import cut_shares
 from packer.twin.hours import ServerHour
 from packer.words import counted, listed, money
-from packer.workload import Workload
 
 REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
@@ -194,7 +193,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
         limited=job.hopeless and not _cannot(job), spare=job.spare,
         needed=(plan.lower_bound or 0.0) - job.spare * job.size if plan.bound_proven else 0.0,
-        why=lambda fewer: "" if job.over() else late_words(job.kept, fewer), cut=_cut(job.workload, point.plan),
+        why=lambda fewer: "" if job.over() else late_words(job.kept, fewer), cut=many_cut(point.plan),
     )  # fmt: skip
     shown = tuple(each.to_dict() for each in points if not each.starving)
     plan = replace(
@@ -271,9 +270,9 @@ def _holding(rooms: Sequence[Room]) -> str:
     return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
 
 
-def _cut(fleet: Workload, plan: Plan) -> str:
+def many_cut(plan: Plan) -> str:
     """How many requests count as cut to the `max_model_len` of the plan's servers, in words; "" for few."""
-    shares = cut_shares(fleet, {item.profile.engine.max_model_len for item in plan.bins})
+    shares = cut_shares(plan.workload, {item.profile.engine.max_model_len for item in plan.bins})
     share, most = max(((share, most) for most, share in shares.items()), default=(0.0, 0))
     return f" with {share:.0%} of the requests cut to {most:,} tokens" if share > MANY_CUT else ""
 

@@ -189,11 +189,14 @@ def test_the_columns_times_are_the_period(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_requests_that_servers_cut_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """A schedule whose servers cut the requests says so; one whose servers take them all says nothing."""
+    """A schedule whose servers cut the requests says so, in its first line, too, if they are many; one whose servers
+    take them all says nothing."""
     given = ["schedule", "fleet.csv", "--rates", "day.csv", "--max-model-len"]
     for length, cut in (("512", True), ("65536", False)):
         assert run([*given, length]) == 0
-        assert ("% of the requests have more than 512 tokens" in " ".join(capsys.readouterr().out.split())) is cut
+        first, *rest = capsys.readouterr().out.splitlines()
+        assert ("% of the requests cut to 512 tokens; " in first) is cut
+        assert ("% of the requests have more than 512 tokens" in " ".join(" ".join(rest).split())) is cut
 
 
 def test_rates_of_other_adapters_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,13 @@ from packer.evaluation import Evaluations
 from packer.goal import Goal
 from packer.io.files import write_text
 from packer.io.plans import load_plan, plan_from_dict, plan_to_dict, write_plan
+from packer.io.profiles import load_profile
 from packer.job import FineTuning
 from packer.lengths import Lengths
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
 from packer.planning.assemble import versions
+from packer.planning.recommend import recommend
 from packer.profile import Profile
 from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor
@@ -367,3 +369,13 @@ def test_a_value_of_the_objective_may_be_infinite(plan: Plan, tmp_path: Path) ->
     lost = replace(plan, status=Status.INFEASIBLE, reasons=("it does not start",), bound_proven=False)
     write_plan(replace(lost, objective_value=(math.inf, 2.0)), path)
     assert load_plan(path).objective_value == (math.inf, 2.0)
+
+
+def test_a_model_that_breaks_the_goal_beside_one_that_keeps_it_is_in_the_file() -> None:
+    """A plan of two models has rooms for all servers or for none: those of one model alone could not be written."""
+    names = "llama-3.1-8b-instruct", "qwen-2.5-7b-instruct"
+    fleet = Workload([Adapter("hot", 8, 400.0, model=names[0]), Adapter("b", 8, 0.05, model=names[1])])
+    kinds = [load_profile(f"h100-64gb/{name}") for name in names]
+    plan = recommend(fleet, kinds, max_replicas=1, verify=False)
+    assert (plan.status, plan.rooms, plan.headroom_words) == (Status.INFEASIBLE, (), ["none", "> +300%"])
+    assert plan_from_dict(plan_to_dict(plan)).headroom == plan.headroom
