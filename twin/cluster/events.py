@@ -155,9 +155,8 @@ def worth(c: Servers, p: FloatArray, s: int, r: int, lowest: float) -> bool:
 
 
 @njit(**INLINED)
-def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> int:
-    """Inspect all candidates before scoring; return the position in `server` to score first, or -1 for none."""
-    return -1
+def survey(c: Servers, p: FloatArray, server: IntArray, first: int, last: int, r: int) -> None:
+    """Inspect all candidates, `server[first:last]`, before scoring."""
 
 
 @njit(**INLINED)
@@ -177,10 +176,11 @@ def choose(c: Servers, p: FloatArray, ways: Candidates, r: int) -> int:
                     note(c, p, s)
             c.touched_words[word] = 0
     # Each request begins its search one candidate further, so that servers with equal scores take turns.
-    best, lowest, guess, guessed = HOLD, math.inf, survey(c, p, server, first, last, r), math.inf
+    best, lowest = HOLD, math.inf
     every, turn = last - first == c.wake_s.size, first + r % (last - first)
-    for part in range(0 if guess >= 0 else 1, 3):
-        j, end = (guess, guess + 1) if part == 0 else (turn, last) if part == 1 else (first, turn)
+    survey(c, p, server, first, last, r)
+    for part in range(2):
+        j, end = (turn, last) if part == 0 else (first, turn)
         while j < end:
             word = (j - first if every else server[j]) >> 3
             may = among(c, p, word, r, lowest)
@@ -191,12 +191,10 @@ def choose(c: Servers, p: FloatArray, ways: Candidates, r: int) -> int:
             while j < end and server[j] >> 3 == word:
                 s = server[j]
                 if (may >> (s & 7)) & 1 and worth(c, p, s, r, lowest):
-                    value = guessed if part > 0 and j == guess else score(c, p, s, r)
+                    value = score(c, p, s, r)
                     if value < lowest:
                         best, lowest = s, value
                 j += 1
-        if part == 0:  # the next in turn wins among equal ones
-            best, guessed, lowest = HOLD, lowest, np.nextafter(lowest, math.inf)
     return best
 
 

@@ -41,7 +41,7 @@ def _note(c: Servers, p: Known, s: int) -> None:
 
 
 @njit(**INLINED)
-def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> int:
+def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: int) -> None:
     """Set the most requests that a server chosen by prefix may have, and look up the prompt."""
     least, most, total = math.inf, 0.0, 0.0
     for j in range(first, last):
@@ -54,7 +54,6 @@ def _survey(c: Servers, p: Known, server: IntArray, first: int, last: int, r: in
     p.least[0] = least
     p.limit[0] = least if most - least > p.settings[0] else mean + p.settings[1] * deviation
     look_up(p.prompts, c, r, True)
-    return -1
 
 
 @njit(**INLINED)

@@ -44,7 +44,7 @@ def _note(c: Servers, p: Picker, s: int) -> None:
 
 
 @njit(**INLINED)
-def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> int:
+def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: int) -> None:
     """Find the shortest and the longest queue of the candidates, and how much of the prompt each server has."""
     least = most = p.queue[server[first]]
     for j in range(first + 1, last):
@@ -53,7 +53,6 @@ def _survey(c: Servers, p: Picker, server: IntArray, first: int, last: int, r: i
     p.least[0], p.most[0] = least, most
     if p.weights[3] > 0.0:
         look_up(p.prompts, c, r, False)
-    return -1
 
 
 @njit(**INLINED)
