@@ -1,20 +1,4 @@
-"""Everything that packer raises on purpose, with the exit code of a command that ends with it.
-
-PackerError                             exit code 1 unless said otherwise
-├── InputError (ValueError)            something the user gave is wrong; exit code 2
-│   ├── ValidationError                a value breaks a rule
-│   │   └── InfeasibleError            nothing serves the fleet, or a period of it; exit code 3
-│   ├── FileFormatError                a file can't be read as what it should be (file, row, column)
-│   ├── SourceError                    a data service (Prometheus) is unreachable or refuses
-│   ├── UnknownNameError (LookupError) no profile, solver, … of that name
-│   ├── IncompatibleError              two choices don't fit together
-│   ├── ModelError                     a saved model or profile is damaged or doesn't match
-│   ├── MissingDependencyError (ImportError)  an optional package is absent; the message has the install line
-│   ├── PluginError                    a strategy of another package can't be loaded, or breaks a rule
-│   └── OutputError (OSError)          a result can't be written there
-├── LiveError                          a real server is unreachable, failed, hung or refused; exit code 3
-└── VerificationError                  a solver returned a plan that breaks its own rules (a defect of the solver)
-"""
+"""Everything that packer raises on purpose; `exit_code`: that of a command that ends with the error."""
 
 from __future__ import annotations
 
@@ -128,7 +112,7 @@ class LiveError(PackerError):
 
 
 class VerificationError(PackerError):
-    """A solver returned a plan that breaks its own rules."""
+    """A solver returned a plan that breaks its own rules, a defect of the solver."""
 
 
 class KernelsNotKeptWarning(RuntimeWarning):

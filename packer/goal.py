@@ -1,12 +1,5 @@
-"""The latency goal: limits, the level at which each is checked, and the adapters and requests that it covers.
-
-All places that take limits use the same syntax, "p95_ttft_ms=2000,mean_itl_ms=100":
-
-- `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms`, `normalised_ms` (e2e / output tokens) limit each request;
-- `mean_`, `median_`, `p90_`, `p95_`, `p99_` before `ttft_ms`, `itl_ms`, `tpot_ms`, `e2e_ms` limit a statistic of each
-  adapter's requests; but quantiles of ITL are known only per server, so they limit servers;
-- the same keys after `server.` limit a statistic of all requests of each server.
-"""
+"""The latency goal: limits, the level at which each is checked, and the adapters and requests that it covers. All that
+takes limits has the same syntax (docs/how-to/what-if.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +22,8 @@ if TYPE_CHECKING:
 Level = Literal["request", "adapter", "server"]
 STATISTICS = {"mean": math.nan, "median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}  # Their quantiles; NaN: the mean.
 METRICS = ("ttft", "itl", "tpot", "e2e")
-OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")  # Keys of limits on each request.
+OF_REQUESTS = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "normalised_ms")
+"""Keys of limits on each request; normalised: e2e / output tokens."""
 OF_MANY = tuple(f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)  # Limits on statistics.
 KEYS = (*OF_MANY, *OF_REQUESTS, *(f"server.{key}" for key in OF_MANY))  # Every key of a goal.
 SPELLINGS = {"latency_ms": "e2e_ms"}  # Alternative names of keys, used in cluster files.
