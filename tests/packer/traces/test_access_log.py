@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import FileFormatError, PackerError
-from packer.traces import read
 from packer.traces.access_log import Fields
 from packer.traces.read import read_trace
 
@@ -164,49 +163,6 @@ def test_anything_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, e
     except PackerError:
         return
     assert len(log) >= 1
-
-
-WHOLE = json.dumps({"time": 1, "model": "a", "prompt_tokens": 2, "completion_tokens": 3}).encode()
-
-
-@pytest.mark.parametrize("end", [b'{"time": 2, "mo', '{"model": "é'.encode()[:-1], b"{", b" ", b""])
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) -> None:
-    """Of a log that grows, the last line counts from its end on, and only there."""
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(WHOLE + b"\n" + WHOLE + b"\n" + end)
-    assert len(read_trace(path)) == 2
-    path.write_bytes(WHOLE + b"\n" + WHOLE)
-    assert len(read_trace(path)) == 2
-    path.write_bytes(WHOLE + b"\n" + b"{\n" + WHOLE + b"\n")
-    with pytest.raises(FileFormatError, match="row 2"):
-        read_trace(path)
-
-
-def test_a_list_without_a_line_end_is_no_half_line(tmp_path: Path) -> None:
-    """A log that may grow and is a list is refused with what makes lines of it, not as one without requests."""
-    (tmp_path / "x.json").write_text('[{"time": 1}]')
-    with pytest.raises(FileFormatError, match="got a list: jq"):
-        read_trace(tmp_path / "x.json")
-
-
-def test_a_cut_last_line_is_said(tmp_path: Path) -> None:
-    """A log that stops in the middle of its last line is read, and its user is told; cut elsewhere it is damaged."""
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
-    assert read_trace(path).notes == ["left out the last line, which is cut, or still being written"]
-    path.write_bytes(WHOLE[:-3] + b"\n" + WHOLE)
-    with pytest.raises(FileFormatError, match="row 1"):
-        read_trace(path)
-
-
-def test_a_log_with_a_cut_last_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the last line is half an object is known before the other lines are read, which may take minutes."""
-    texts: list[str] = []
-    monkeypatch.setattr(read, "decode", lambda data: texts.append(data.decode()) or texts[-1])
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
-    assert len(read_trace(path)) == 1
-    assert len(texts) == 1
 
 
 def test_nan_is_no_value(tmp_path: Path) -> None:
