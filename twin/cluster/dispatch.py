@@ -115,10 +115,6 @@ class Dispatch:
         """Return the positions of the requests whose server may not serve their adapter."""
         count, sizes = len(self.cluster), np.diff(c.start)
         inside = (assigned >= 0) & (assigned < count)
-        if np.count_nonzero(sizes) == 1 and inside.all():
-            serves = np.zeros(count, dtype=np.bool_)
-            serves[c.server] = True
-            return np.flatnonzero(~serves[assigned])
         allowed = np.repeat(np.arange(len(sizes)), sizes) * count + c.server
         return np.flatnonzero(~(inside & np.isin(c.group[adapter] * count + assigned, allowed)))
 

@@ -21,11 +21,6 @@ class RoundRobin(AnyCluster):
     def assign(self, adapter: IntArray, workload: Workload, candidates: Candidates, seed: int) -> IntArray:
         """The k-th request of a group goes to its server k mod n."""
         size = np.diff(candidates.start)
-        used = np.flatnonzero(size)
-        if len(used) == 1:  # as below, in a third of the time
-            first = candidates.start[used[0]]
-            only: IntArray = candidates.server[first + np.arange(len(adapter)) % size[used[0]]]
-            return only
         group = candidates.group[adapter]
         order = np.argsort(group, kind="stable")
         count = np.bincount(group, minlength=len(size))
