@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packer import checks
 from packer.twin.cluster.caching import LRU, CachePolicy
 
 
@@ -15,6 +14,3 @@ class Lru(CachePolicy):
     name = "lru"
     rule = LRU
     high_water: float = 1.0
-
-    def __post_init__(self) -> None:
-        checks.real("high_water", self.high_water, low=0.0, high=1.0, open_low=True)

@@ -44,8 +44,6 @@ class ReplicaCache:
     partitions: int = 4
 
     def __post_init__(self) -> None:
-        checks.real("high_water", self.high_water, low=0.0, high=1.0, open_low=True)
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
         checks.integer("top", self.top, low=1)
         checks.integer("partitions", self.partitions, low=1)
 

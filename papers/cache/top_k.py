@@ -33,7 +33,6 @@ class TopK:
 
     def __post_init__(self) -> None:
         checks.integer("k", self.k, low=1)
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
         checks.real("weight", self.weight, low=0.0, high=1.0, open_low=True)
 
     def start(self, view: ClusterView, seed: int) -> None:

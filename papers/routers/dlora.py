@@ -44,7 +44,6 @@ class DLoraRouter:
     def __post_init__(self) -> None:
         checks.integer("batch", self.batch, low=1)
         checks.choice("mode", self.mode, ("dispatch", "migrate", "periodic"))
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
 
     @property
     def relocates(self) -> bool:

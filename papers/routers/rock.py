@@ -53,7 +53,6 @@ class Rock(AnyCluster):
             checks.real(name, getattr(self, name), low=0.0)
         checks.integer("top", self.top, low=1)
         checks.integer("queues", self.queues, low=0)
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
         checks.choice("dispatch", self.dispatch, ("free", "fastest", "single"))
 
     def start(self, view: ClusterView, seed: int) -> None:

@@ -40,7 +40,6 @@ class Dynamo(AnyCluster):
     algorithm: str = "hrw"
 
     def __post_init__(self) -> None:
-        checks.real("period_s", self.period_s, low=0.0, open_low=True)
         checks.real("window_s", self.window_s, low=0.0, open_low=True)
         checks.real("smoothing", self.smoothing, low=0.0, high=1.0, open_low=True)
         checks.integer("cooldown", self.cooldown, low=0)
