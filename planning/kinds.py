@@ -4,7 +4,7 @@ model on which every adapter keeps its limits."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -63,6 +63,10 @@ class Option:
         return {"model": self.model, "kinds": self.kinds, **figures, "holds": self.holds}
 
 
+def _kinds(bins: Sequence[Bin]) -> set[Profile]:
+    return {item.profile for item in bins}
+
+
 def cheapest(found: Sequence[Option]) -> Option:
     """The best option by `rank`, without regard to prices if an option that keeps the limits has none."""
     if any(option.holds and option.plan.price_per_hour is None for option in found):
@@ -115,7 +119,8 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}
             job = begun(own, kinds[0], margin=max(mine.values()), confidence=None)
-            mix = Mix(job, profiles=kinds, margins=mine, parts=parts)
+            kept = [profile for profile, option in zip(offered, found, strict=True) if option.holds]
+            mix = Mix(job, profiles=kinds, margins=mine, parts=parts, kept=kept)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
                 names = " + ".join(sorted({labels[item.profile] for item in mixed.bins}))
@@ -133,43 +138,75 @@ class Mix(Deployment):
     """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
 
     `margins`: the margin of each kind; that of the job is the largest. `parts`: number of equal parts of each adapter
-    that is too hot for a server of some kind.
+    that is too hot for a server of some kind. `kept`: the kinds that keep the limits alone.
     """
 
     profiles: Sequence[Profile] = ()
     margins: Mapping[Profile, float] = field(default_factory=dict)
     parts: Mapping[int, int | None] = field(default_factory=dict)
+    kept: Sequence[Profile] = ()
     banded = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.split = Replicas(self.workload, self.parts)
-        self.rounds = 1 + len(MIXED)
+        self.rounds = 1 + len(MIXED) + (len({each.slo_class for each in self.workload.adapters}) > 1)
+        self._left = self._further()
 
     def propose(self) -> Plan | None:
-        """The mix that the solver `mixed` finds for throughput alone: no mix that keeps the goal is cheaper."""
-        return self._mixed(MIXED[0])
+        """The mix that the solver `mixed` finds for throughput alone: no mix that keeps the goal is cheaper. If that is
+        a kind that keeps the goal alone, there is no mix to look for; if it is another kind, those for `repair`."""
+        bins = self._mixed(MIXED[0], [range(len(self.split.fleet))])
+        if not bins or (len(_kinds(bins)) == 1 and bins[0].profile in self.kept):
+            return None
+        return self._tried(bins) or next(self._left, None)
 
     def repair(self, plan: Plan, number: int) -> Plan | None:
-        """First a mix within the goal; then mixes for throughput with larger margins (`MIXED`)."""
-        return self._mixed(MIXED[0], within=True) if number == 1 else self._mixed(MIXED[number - 1])
+        """First mixes within the goal; then mixes for throughput with larger margins (`MIXED`)."""
+        return next(self._left, None)
 
-    def _mixed(self, tighter: float, *, within: bool = False) -> Plan | None:
-        job = self.job
-        if job.over() or (within and job.replayed):
-            return None
+    def _further(self) -> Iterator[Plan | None]:
+        """The mixes for `repair`. Those within the goal are one of the whole fleet and, where adapters are of several
+        classes, one in which no class shares a server with another, which finds the cheapest kind for each; the cheaper
+        one comes first."""
+        if self.job.replayed:
+            return
+        whole, classes = range(len(self.split.fleet)), dict[str | None, list[int]]()
+        for i, adapter in enumerate(self.split.fleet.adapters):
+            classes.setdefault(adapter.slo_class, []).append(i)
+        ways: list[list[Sequence[int]]] = [[whole], [*classes.values()]]
+        found = [self._mixed(MIXED[0], each, within=True) for each in ways[: len(classes)]]
+        found = [bins for bins in found if len(_kinds(bins)) > 1]
+        found.sort(key=lambda bins: sum(item.profile.gpu.price_per_hour or 1.0 for item in bins))
+        yield from map(self._tried, found)
+        for tighter in MIXED[1:] if found else ():
+            yield self._tried(self._mixed(tighter, [whole]))
+
+    def _mixed(self, tighter: float, groups: Sequence[Sequence[int]], *, within: bool = False) -> list[Bin]:
+        """The servers of a mix, with each group of adapters on servers of its own; none if no plan was found."""
+        job, bins = self.job, list[Bin]()
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         fleet = self.split.fleet if within else self.split.fleet.with_arrivals(Arrivals())
         margins = {profile: own + tighter for profile, own in self.margins.items()}
-        objective, slo = "cost" if priced else "gpus", fleet.slo if within else None
-        plan = solve(
-            fleet, self.profiles, objective, solver="mixed", slo=slo, margin=margins, seed=job.seed, stop=job.stop,
-            verify=False, with_headroom=False, time_limit_s=limit_of(min(_MIXED_S, job.remaining_s())),
-        )  # fmt: skip
-        # A plan of a single kind is an option of its own already.
-        if plan.status is Status.INFEASIBLE or len({item.profile for item in plan.bins}) < 2:
+        part = min(1.0, 2.0 / len(groups))
+        for members in () if job.over() else groups:
+            own = fleet.subset(members)
+            plan = solve(
+                own, self.profiles, "cost" if priced else "gpus", solver="mixed", slo=own.slo if within else None,
+                margin=margins, seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
+                time_limit_s=limit_of(part * min(_MIXED_S, job.remaining_s())),
+            )  # fmt: skip
+            if plan.status is Status.INFEASIBLE:
+                return []
+            bins += [replace(item, adapters=tuple(members[i] for i in item.adapters)) for item in plan.bins]
+        return bins
+
+    def _tried(self, bins: Sequence[Bin]) -> Plan | None:
+        """The plan with these servers, whose adapters the job judges at the rates of their kinds; None if they are of
+        one kind, because that is an option of its own already."""
+        if len(_kinds(bins)) < 2:
             return None
-        bins = self.split.joined(plan.bins)
+        bins = self.split.joined(bins)
         self.first = len(bins)
         self._raise_rates(bins)
         return self.job.put(bins).plan

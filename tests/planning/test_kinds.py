@@ -262,6 +262,47 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
     assert asked == [(k == 1, margin, "unpredictable" if k == 1 else "poisson") for k, margin in enumerate(margins)]
 
 
+def test_each_class_may_have_the_kind_that_is_cheapest_for_it(
+    toy_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixes within the goal are also searched where one kind serves the most, but does not keep the goal alone, and for
+    each class alone, without others on its servers; the cheaper mix is tried first."""
+    plan = toy_plan(["a", "b"])
+    dear, cheap = (
+        replace(plan.bins[0].profile, name=name, gpu=replace(plan.bins[0].profile.gpu, price_per_hour=price))
+        for name, price in (("dear", 5.0), ("cheap", 1.0))
+    )
+    adapters = (replace(plan.workload.adapters[0], slo_class="fast"), plan.workload.adapters[1])
+    fleet = replace(plan.workload, adapters=adapters)
+
+    def solved(own: Workload, *_args: Any, **more: Any) -> Plan:
+        if more["slo"] is None:
+            chosen = [cheap, cheap]
+        else:
+            chosen = [dear, cheap, dear] if len(own) == 2 else [dear if own.adapters[0].slo_class else cheap]
+        places = [k % len(own) for k in range(len(chosen))]
+        bins = [replace(plan.bins[0], adapters=(k,), profile=each) for k, each in zip(places, chosen, strict=True)]
+        return replace(plan, bins=tuple(bins))
+
+    monkeypatch.setattr(kinds, "solve", solved)
+    tried = list[list[tuple[tuple[int, ...], str]]]()
+
+    def put(bins: Sequence[Bin]) -> SimpleNamespace:
+        tried.append([(item.adapters, item.profile.name) for item in bins])
+        return SimpleNamespace(plan=replace(plan, verified=None))
+
+    job = SimpleNamespace(
+        over=lambda: False, workload=fleet, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
+        put=put, hours=None, replayed=False, spare=0, verify=True,
+        kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
+    )  # fmt: skip
+    offered, margins = [dear, cheap], {dear: 0.0, cheap: 0.0}
+    assert judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins, kept=[cheap])) is None
+    assert not tried
+    judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins))
+    assert tried == [[((0,), "dear"), ((1,), "cheap")], [((0,), "dear"), ((1,), "cheap"), ((0,), "dear")]]
+
+
 def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers of a mix are planned and judged at rates raised by the margin of their kind, whichever is named first."""
     exact, rough = priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="rough", errors={})
