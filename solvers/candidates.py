@@ -13,7 +13,8 @@ from packer.bin import Bin
 from packer.gpu import serves
 from packer.predictors.bin_table import SLOT_RANK_FOR
 from packer.profile import Profile
-from packer.twin.arrivals import cut_words, unread_words
+from packer.twin.arrivals import cut_words, draw_marks, unread_words
+from packer.twin.engine_rules import rules_of
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.memory.starts import largest_max_loras
 from packer.words import listed, plural
@@ -24,6 +25,7 @@ LADDER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320,
 
 EVERY = 16  # Proofs try every value up to this, and the values of `LADDER` beyond.
 MUCH = 1.25  # Fewer slots are tried if they give at least this many times the KV cache.
+MANY_SHORT = 0.1  # Share of prompts that are no longer than their shared prefix from which on that is said.
 AWAY = 2  # Distance, in candidates, of the other numbers of slots that are tried: about twice as many, or half as many.
 
 
@@ -105,10 +107,24 @@ def beyond_measured(workload: Workload, bins: Sequence[Bin], first: int = 0) -> 
 
 
 def ignored_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
-    """A sentence on each `max_model_len` of servers with these profiles that cuts requests for their base model, and on
-    each column that no server reads."""
+    """A sentence on each `max_model_len` of servers with these profiles that cuts requests for their base model, on
+    each column that no server reads, and on prompts shorter than shared prefixes."""
     kinds, found = tuple(dict.fromkeys(profiles)), list[str]()
     for model in workload.models or (None,):
         own = [each for each in kinds if model is None or serves(each.model, model)]
         found += cut_words(workload.of_model(model)[1], own)
-    return (*found, *unread_words(workload, kinds))
+    return (*found, *unread_words(workload, kinds), *_short_words(workload, kinds))
+
+
+def _short_words(workload: Workload, profiles: Iterable[Profile]) -> tuple[str, ...]:
+    """A sentence if more than `MANY_SHORT` of the prompts have no token beyond the shared prefix of their adapter, and
+    servers with one of these profiles cache prefixes."""
+    prefix, caching = workload.shared_prefix_tokens, any(rules_of(each.engine).prefix_caching for each in profiles)
+    if not caching or workload.arrivals.trace is not None or not prefix.any():
+        return ()
+    marks = draw_marks(workload, None, 10_000, 0)
+    share = float(np.mean(marks.input_tokens <= prefix[marks.adapter]))
+    return () if share <= MANY_SHORT else (
+        f"{share:.0%} of the prompts are no longer than the shared prefix of their adapter, and count as part of it: "
+        "input_tokens includes the prefix, and input_cv is the spread of whole prompts",
+    )  # fmt: skip

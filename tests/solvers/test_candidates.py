@@ -83,3 +83,16 @@ def test_servers_cut_only_the_requests_for_their_base_model(server: Profile) -> 
     assert not ignored_words(Workload([long, short]), [server, qwen])
     (words,) = ignored_words(Workload([long, replace(short, input_tokens=lengths[0])]), [server, qwen])
     assert words.startswith("100.0% of the requests have more than 2,048 tokens")
+
+
+def test_prompts_that_are_no_longer_than_their_shared_prefix_are_named() -> None:
+    """Such prompts would cost nothing but their answers, which a prefix that is left out of input_tokens makes of all;
+    where prompts are longer, or no server caches prefixes, nothing is said."""
+    old = load_profile("h100-64gb/llama-3.1-8b-instruct")
+    caching = with_engine(old, vllm_version="0.30.0")
+    for mean, profile, said in ((600.0, caching, True), (4000.0, caching, False), (600.0, old, False)):
+        prompts = Lengths.gamma(mean=mean, cv=0.5)
+        fleet = Workload([Adapter("a", 8, 1.0, prompts, shared_prefix_tokens=1000), Adapter("b", 8, 1.0, prompts)])
+        words = [each for each in ignored_words(fleet, [profile]) if "shared prefix of their adapter" in each]
+        assert len(words) == said
+        assert not said or words[0].startswith(("46%", "47%"))
