@@ -40,14 +40,21 @@ def latency(value_ms: float) -> str:
 
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
-    """How long requests wait, and when, if a plan breaks TTFT limits; "" if that is not the cause."""
-    for hour in kept.hours if point.broken_later else [kept.planned]:
+    """How long requests wait, and when, if a plan breaks TTFT limits, else how far it is beyond those of ITL, or that a
+    queue grows; "" if none of these is the cause."""
+    hours = kept.hours if point.broken_later else [kept.planned]
+    for hour in hours:
         worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
         if 1.0 < worst.used < math.inf and worst.late.size:
             sent_s, waits_ms = worst.late
             of_log = " of the log, replayed," if hour in kept.others else ""
             return f": requests{of_log} wait up to {latency(waits_ms.max())}{_when(sent_s, hour.fleet)}"
-    return ""
+    allowed_ms = kept.workload.slo.columns(kept.workload)[1]
+    found = [kept.adapters(point.plan.bins, hour) for hour in hours]
+    slow_ms = [each.mean_itl_ms[each.mean_itl_ms > allowed_ms] for each in found]
+    if (most_ms := np.concatenate(slow_ms).max(initial=0.0)) > 0.0:
+        return f": ITL up to {most_ms:.0f} ms"
+    return ": a queue grows" if any(np.isinf(each.slo_used).any() for each in found) else ""
 
 
 def _when(sent_s: Float32Array, fleet: Workload) -> str:

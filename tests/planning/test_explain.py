@@ -101,6 +101,13 @@ def test_adapters_beyond_any_limit_count_among_those_that_fewer_gpus_break(serve
     assert "\n1 GPU breaks the goal of 2 of 4 adapters: requests wait up to" in plan.decision
 
 
+def test_an_itl_that_only_the_margin_breaks_is_named(server: Profile) -> None:
+    """Why fewer GPUs are not enough is said of limits of ITL as it is of those of TTFT."""
+    fleet = Workload([Adapter(f"a{k}", 8, 9.0) for k in range(4)])
+    plan = packer.recommend(fleet, server, slo="mean_itl_ms=60", margin=0.25, verify=False)
+    assert re.search(r"\n1 GPU breaks the goal with rates raised by the margin: ITL up to \d+ ms\.", plan.decision)
+
+
 def test_lengths_that_few_adapters_lack_are_said_of_those(server: Profile) -> None:
     """The first line does not call the lengths of all adapters assumed where some have lengths of their own."""
     given = Lengths.constant(100)
