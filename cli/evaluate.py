@@ -234,7 +234,8 @@ def _follow(
         while True:
             seen = None
             with _noted(traffic):
-                measured, log = read()
+                with out.progress(f"reading {traffic.log_path}" if traffic.log_path else "reading metrics"):
+                    measured, log = read()
                 seen, given_ranks = with_base(plan, measured, ranks.base), ranks.read()
             if seen is not None:
                 notes = given_ranks.unseen(measured.names) if traffic.every_s is None else []

@@ -84,7 +84,9 @@ def init(given: ProjectOptions, reading: LogOptions, ranks: RankOptions, out: Wr
     profile = given.profile()
     fields, named, view = reading.fields(), reading.named(given.seed), View(given.at)
     own = filter(None, (given.model, profile.model.name, profile.model.repository))
-    fleet, seen = fleet_for(given.traffic_path, ranks.read(), view=view, fields=fields, named=named, base=tuple(own))
+    known, path = ranks.read(), given.traffic_path
+    with out.progress(f"reading {path}"):  # a long log takes a minute
+        fleet, seen = fleet_for(path, known, view=view, fields=fields, named=named, base=tuple(own))
     profile = given.profile(int(fleet.ranks.max()))
     slo = fleet.held_to(given.slo).slo
     make_folder(given.folder)

@@ -105,7 +105,8 @@ def from_log(
     if log.replay:
         refuse_unused("--replay", ("at",))
     known = ranks.read()
-    read = read_trace(log.log_path, reading.fields())
+    with out.progress(f"reading {log.log_path}"):
+        read = read_trace(log.log_path, reading.fields())
     how = {**values(log, "log_path", "seed"), "window_s": view.window_s}
     seen = replace(view.view(), at="mean") if log.replay else view.view()
     found = observe_log(read, known, seen, named=reading.named(log.seed), **how)

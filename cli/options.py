@@ -155,9 +155,9 @@ class Output:
                 gpus = counted(profile.engine.gpus, "GPU")
                 self.note(f"each server of {profile.gpu.name} has {gpus}; {profile.provenance['fewer GPUs']}.")
 
-    def progress(self) -> AbstractContextManager[Progress]:
-        """Show a progress bar on a terminal, unless quiet."""
-        return progress_bar(quiet=self.quiet)
+    def progress(self, what: str = "starting") -> AbstractContextManager[Progress]:
+        """Show a progress bar on a terminal, unless quiet. `what`: what is done before its first update."""
+        return progress_bar(what, quiet=self.quiet)
 
     def result(self, data: Any, parts: Callable[[], Sequence[Part]]) -> None:
         """Print `data` as JSON, or `parts` as text. Functions are called only if their result is printed."""

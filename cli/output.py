@@ -218,8 +218,9 @@ def _same_file(name: str, path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
-    """Yield a function that updates a progress bar on standard error, or does nothing if that is no terminal."""
+def progress_bar(what: str = "starting", *, quiet: bool = False) -> Iterator[Progress]:
+    """Yield a function that updates a progress bar on standard error, or does nothing if that is no terminal. `what`:
+    what is done before the first update."""
     if quiet or not sys.stderr.isatty():
         yield silent
         return
@@ -235,7 +236,7 @@ def progress_bar(*, quiet: bool = False) -> Iterator[Progress]:
     text = TextColumn("{task.description}", markup=False)
     whole = (text, TimeElapsedColumn(), BarColumn(), TimeRemainingColumn())
     with ProgressBars(console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
+        task = bar.add_task(visible(what), total=None)
 
         def update(what: str, done: int, total: int) -> None:
             count = f"{visible(what)} {done:,}/{total:,}" if total else visible(what)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from packer.cli import output, streams
+from packer.cli import output, run, streams
 from packer.cli.options import numbers
 
 Capture = pytest.CaptureFixture[str]
@@ -71,6 +71,18 @@ def test_progress_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: 
         update("packing", 1, 2)
         update("unknown", 1, 0)
     assert bool(stream.getvalue()) is drawn
+
+
+def test_reading_a_log_is_said_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long logs take a minute to read: who waits is told why."""
+    path = tmp_path / "access.jsonl"
+    line = '{{"time": {}, "model": "a", "prompt_tokens": 9, "completion_tokens": 9}}\n'
+    path.write_text("".join(map(line.format, range(60))))
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["workload", "from-log", str(path), "--rank", "8", "-o", str(tmp_path / "fleet.csv")]) == 0
+    assert f"reading {path}" in stream.getvalue()
 
 
 @pytest.mark.parametrize("width", [60, 80])
