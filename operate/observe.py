@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from packer.adapter import Adapter
-from packer.arrays import distinct
+from packer.arrays import IntArray, distinct
 from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
@@ -31,7 +31,8 @@ from packer.twin.engine.content import blocks_of_sessions
 from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
-MOST_BLOCKS = 10_000_000  # Blocks of replayed requests with cached tokens; blocks of more tokens are made beyond it.
+MOST_BLOCKS, MOST_WRITTEN = 10_000_000, 1_000_000
+"""How many blocks stand for the content of requests of which only cached tokens are known: replayed, or in a file."""
 
 
 def observe_log(
@@ -42,6 +43,8 @@ def observe_log(
     trace, notes = named.of(log, ranks)
     notes += log.notes
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
+    if replay and fleet.arrivals.trace is not None:
+        fleet = fleet.replaying(_sharing(fleet.arrivals.trace, trace.cached_tokens, MOST_WRITTEN))
     rates = rates_of(trace, window_s)
     table, loads = view.loads(replace(rates, rates=rates.rates * rate_factor))
     if view.at != "mean" and not replay and not table.whole:
@@ -150,13 +153,19 @@ def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTra
         return None
     found = log.requests().take(rows)
     found = replace(found, adapter=numbers[found.adapter], end_s=max(window_s, found.span_s))
-    if found.blocks is not None or log.cached_tokens is None:
-        return found
-    sessions = np.arange(len(rows)) if found.sessions is None else found.sessions
-    lengths = found.input_tokens, found.output_tokens
-    tokens = BLOCK_TOKENS * math.ceil(sum(int(each.sum()) for each in lengths) / (BLOCK_TOKENS * MOST_BLOCKS))
-    blocks = blocks_of_sessions(sessions, found.adapter, *lengths, tokens, cached=log.cached_tokens[rows])
-    return replace(found, blocks=blocks)
+    return _sharing(found, None if log.cached_tokens is None else log.cached_tokens[rows], MOST_BLOCKS)
+
+
+def _sharing(requests: RequestTrace, cached: IntArray | None, most: int) -> RequestTrace:
+    """The requests, of which the first of each session begins with so many tokens that its adapter's share, unless they
+    have ids of blocks. `most`: about how many blocks are made; blocks of more tokens are made beyond it."""
+    if requests.blocks is not None or cached is None:
+        return requests
+    sessions = np.arange(len(requests)) if requests.sessions is None else requests.sessions
+    lengths = requests.input_tokens, requests.output_tokens
+    tokens = BLOCK_TOKENS * math.ceil(sum(int(each.sum()) for each in lengths) / (BLOCK_TOKENS * most))
+    blocks = blocks_of_sessions(sessions, requests.adapter, *lengths, tokens, cached=cached)
+    return replace(requests, blocks=blocks)
 
 
 def latest_of_metrics(metrics: Metrics, where: str) -> Workload:

@@ -237,9 +237,10 @@ def test_replayed_prompts_begin_alike_as_drawn_ones_do(server: Profile, sessions
     found = observe_log(log, Ranks(others=(8,)), window_s=1800.0)
     assert found.hour is not None
     today = with_engine(server, vllm_version="0.30")
-    drawn, replayed = (
+    whole = observe_log(log, Ranks(others=(8,)), window_s=1800.0, replay=True).fleet
+    drawn, *replayed = (
         packer.simulate(each, today, max_loras=6, duration_s=1800.0, seed=1).prefix_hit_rate
-        for each in (found.fleet, found.fleet.replaying(found.hour))
+        for each in (found.fleet, found.fleet.replaying(found.hour), whole)
     )
     assert drawn > 0.5
-    assert replayed == pytest.approx(drawn, abs=0.1)
+    assert replayed == pytest.approx([drawn, drawn], abs=0.1)
