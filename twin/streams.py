@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,16 +54,6 @@ def kept_for(*_key: object) -> list[Any]:
 
 
 @lru_cache(maxsize=4)
-def _place(*_key: object) -> tuple[Lock, list[Any]]:
-    """Return a place for what takes long to draw, and a lock so that one thread draws it while others wait."""
-    return Lock(), []
-
-
 def common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
     """Return the clock of the bursts that all adapters share: the same for all servers of a fleet."""
-    lock, kept = _place(seed, bursts, duration_s)
-    with lock:
-        if not kept:
-            kept.append(integrated(generator(seed, 4), bursts, duration_s))
-    clock: tuple[FloatArray, FloatArray] = kept[0]
-    return clock
+    return integrated(generator(seed, 4), bursts, duration_s)
