@@ -16,7 +16,7 @@ from packer.papers.accept import accept, event_s
 from packer.papers.cache.kernel import load_ms
 from packer.papers.dlora.credit import adjust_shares, choose, first_in_queue, pay, pick_by_credit
 from packer.papers.state import CellState, Own, state_of
-from packer.twin.cluster.state import Servers, wakes
+from packer.twin.cluster.state import Servers
 from packer.twin.engine.advance import go_on
 from packer.twin.engine.charge import charge
 from packer.twin.engine.containers import link_last, unlink
@@ -364,4 +364,4 @@ def withdraw(c: Servers, memory: Own, s: int, r: int) -> None:
     state.requests[r].reached_s = math.nan
     state.server.taken -= 1
     state.server.sent -= 1
-    wakes(c, s, event_s(state))
+    c.wake_s[s] = event_s(state)

@@ -16,7 +16,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import first_free_s, is_closed, see_ends, take_place
 from packer.twin.cluster.routers.base import HOLD
-from packer.twin.cluster.state import BLOCK, REFUSED, Engines, Servers, give, outstanding, run_until
+from packer.twin.cluster.state import REFUSED, Engines, Servers, give, outstanding, run_until
 from packer.twin.cluster.transit import Transit, next_s, receive, send
 from packer.twin.engine.state import NO_LIMIT
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
@@ -52,15 +52,9 @@ def deal(c: Servers, assigned: IntArray, first: int) -> int:
 @njit(**CALLED)
 def run_all_until(c: Servers, until_s: float, engines: Engines) -> None:
     """Every server executes the steps that start before `until_s`."""
-    for block in range(c.soonest.size):
-        if c.soonest[block] > until_s:  # few servers have something to do
-            continue
-        soonest = math.inf
-        for s in range(block * BLOCK, min((block + 1) * BLOCK, c.wake_s.size)):
-            if c.wake_s[s] <= until_s:
-                run_until(c, s, until_s, engines)
-            soonest = min(soonest, c.wake_s[s])
-        c.soonest[block] = soonest
+    for s in range(c.wake_s.size):
+        if c.wake_s[s] <= until_s:  # few servers have something to do
+            run_until(c, s, until_s, engines)
 
 
 @njit(**INLINED)

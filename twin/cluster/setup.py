@@ -22,7 +22,7 @@ from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import new_client
 from packer.strategies import Engine
-from packer.twin.cluster.state import BLOCK, EngineKernels, Engines, Servers, pair_places, whole_of
+from packer.twin.cluster.state import EngineKernels, Engines, Servers, pair_places, whole_of
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
@@ -225,7 +225,6 @@ def idle_servers(
         pair_key=np.zeros(pairs, dtype=np.int64),
         pair_row=np.zeros(pairs, dtype=np.int32),
         wake_s=np.full(count, np.inf),
-        soonest=np.full(-(-count // BLOCK), np.inf),
         touched=touched,
         touched_words=touched.view(np.int64),
         on_way=np.zeros(count, dtype=np.int64),

@@ -42,12 +42,11 @@ class Servers(NamedTuple):
     the adapters that a server may serve, ascending. words (…, 3), parallel to `served`: `hash` and `words` of these
     adapters. seen (S,): number of adapters that a server has numbered. pair_key, pair_row: hash table with open
     addressing, (server, adapter) → row of `adapters`. wake_s (S,): when a server next has something to do, infinite if
-    it is idle. soonest (blocks,): lower bound of `wake_s` for each `BLOCK` servers. touched int8 (S, up to a multiple
-    of 8): 1 for servers that have changed since a router with `note` (`routers.base.ScoringRouter`) last read them.
-    touched_words: the same memory, eight servers in an integer. on_way (S,): requests that left the router and did not
-    reach the server yet. tuning: what the servers train, registers with a leading axis. ahead: `cluster.ahead.Ahead`,
-    None if no server needs it. others: additional state of each other engine, in order (`EngineKernels`). client: the
-    client, with places if it limits its open requests.
+    it is idle. touched int8 (S, up to a multiple of 8): 1 for servers that have changed since a router with `note`
+    (`routers.base.ScoringRouter`) last read them. touched_words: the same memory, eight servers in an integer. on_way
+    (S,): requests that left the router and did not reach the server yet. tuning: what the servers train, registers with
+    a leading axis. ahead: `cluster.ahead.Ahead`, None if no server needs it. others: additional state of each other
+    engine, in order (`EngineKernels`). client: the client, with places if it limits its open requests.
     """
 
     servers: Record
@@ -87,7 +86,6 @@ class Servers(NamedTuple):
     pair_key: IntArray
     pair_row: npt.NDArray[np.int32]
     wake_s: FloatArray
-    soonest: FloatArray
     touched: ByteArray
     touched_words: IntArray
     on_way: IntArray
@@ -97,7 +95,6 @@ class Servers(NamedTuple):
     client: Client
 
 
-BLOCK = 16  # Number of servers whose next steps are searched for together.
 REFUSED = -2  # In `server`: the client could not send the request.
 Engines = IntArray | None
 """Engine of each server, (S,): 0 for vLLM's, else its position among the other engines of the cluster + 1. None if all
@@ -275,15 +272,8 @@ def give(c: Servers, s: int, r: int, at_s: float) -> bool:
     offer(state_of(c, s), r)
     # A server that executes a step looks at the request when the step ends.
     if c.servers[s].in_flight == 0 and at_s < c.wake_s[s]:
-        wakes(c, s, at_s)
+        c.wake_s[s] = at_s
     return True
-
-
-@njit(**INLINED)
-def wakes(c: Servers, s: int, at_s: float) -> None:
-    """Set the time at which server `s` next has something to do, which may be earlier than before."""
-    c.wake_s[s] = at_s
-    c.soonest[s // BLOCK] = min(c.soonest[s // BLOCK], at_s)
 
 
 @njit(**ENGINE_FLAGS)
