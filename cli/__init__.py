@@ -25,8 +25,10 @@ click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 def main() -> None:
     """Entry point: report an error as one line and an exit code, never as a traceback."""
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
-    # The matrices are small. Threads of BLAS that wait for more would take the cores that simulate.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # The matrices are small. Threads of BLAS that wait for more would take the cores that simulate. Not `os.environ`,
+    # which the programs that a command starts get: they keep as many threads as they like.
+    if "OPENBLAS_NUM_THREADS" not in os.environ:
+        os.putenv("OPENBLAS_NUM_THREADS", "1")
     try:
         prepare()
         code = run(sys.argv[1:], started=STARTED)

@@ -144,8 +144,9 @@ class ShellCommand:
         self.text, self.begun_s, self._said = text, time.monotonic(), tempfile.TemporaryFile()  # noqa: SIM115
         self._where = where
         self._process = subprocess.Popen(
-            text, shell=True, stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, start_new_session=True
-        )
+            text, shell=True, stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said, env=os.environ,
+            start_new_session=True,
+        )  # fmt: skip
 
     def fault(self) -> str:
         """Return status and output of a command that failed; "" while it runs, and if it succeeded."""

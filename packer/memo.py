@@ -25,8 +25,8 @@ class Memo(Generic[K, V]):
             return known[1]
         value = self._make(key)
         self._kept[id(key)] = key, value
-        if len(self._kept) > self._most:
-            with suppress(RuntimeError):  # another thread has just added a key
+        with suppress(RuntimeError, StopIteration):  # another thread has just added or removed keys
+            while len(self._kept) > self._most:
                 self._kept.pop(next(iter(self._kept)), None)
         return value
 

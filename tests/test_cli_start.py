@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,3 +67,25 @@ def test_the_first_answer_needs_no_optimiser(tmp_path: Path) -> None:
 def test_every_command_has_a_short_help(name: str) -> None:
     """The help page shows a line for each command without importing it."""
     assert cli.lazy[name].endswith(".")
+
+
+@pytest.mark.parametrize("given", [None, "2"])
+def test_programs_that_a_command_starts_keep_their_threads(tmp_path: Path, given: str | None) -> None:
+    """BLAS has one thread, unless the user says otherwise; a server or a command of the user has the user's setting."""
+    program = (
+        "import sys, threadpoolctl\n"
+        "from packer.cli import main\n"
+        "sys.argv = ['packer', '--version']\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    import numpy\n"
+        "from packer.io.web import Address\n"
+        "from packer.live.host import ShellCommand\n"
+        "ShellCommand('echo ${OPENBLAS_NUM_THREADS-as it likes} > said', Address('http://x', '')).wait(9.0)\n"
+        "print('BLAS', *{each['num_threads'] for each in threadpoolctl.threadpool_info()})\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    environment |= {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert f"BLAS {given or 1}" in done.stdout
+    assert (tmp_path / "said").read_text() == f"{given or 'as it likes'}\n"
