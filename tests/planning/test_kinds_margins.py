@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_kinds import LLAMA, QWEN, fleet, priced
 
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ValidationError
+from packer.io.profiles import load_profile
 from packer.plan import Plan, Status
 from packer.planning import kinds
 from packer.planning.explore import Frontier
@@ -22,6 +23,19 @@ from packer.solvers.evaluator import rate_margin_for
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import rate_margin
 from packer.workload import Workload
+
+LLAMA = load_profile("h100-64gb/llama-3.1-8b-instruct")
+QWEN = load_profile("h100-64gb/qwen-2.5-7b-instruct")
+
+
+def priced(profile: Profile, price: float, name: str | None = None) -> Profile:
+    """The same server at another price."""
+    return replace(profile, gpu=replace(profile.gpu, price_per_hour=price, name=name or profile.gpu.name))
+
+
+def fleet(n: int, models: tuple[str | None, ...]) -> Workload:
+    """`n` quiet adapters, the models in turn."""
+    return Workload([Adapter(f"a{i}", 8, 0.05, model=models[i % len(models)]) for i in range(n)])
 
 
 def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
