@@ -109,6 +109,13 @@ def test_a_server_without_requests_keeps_every_limit(evaluations: Evaluations, s
     assert Latency().key(FLEET, BINS, still) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("spec", ["latency", "latency:metric=itl", "slo:mean_itl_ms=100"])
+def test_a_server_without_a_required_figure_is_not_admitted(evaluations: Evaluations, spec: str) -> None:
+    """A server of unknown ITL is refused by each objective that needs the ITL, whether or not a limit is set for it."""
+    unknown = replace(evaluations, mean_itl_ms=np.array([10.0, math.nan, 30.0]))
+    assert load_objective(spec).holds(unknown).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize("spec", ["latency", "latency:metric=itl", "latency:statistic=worst", "gpus", "goodput"])
 def test_many_plans_have_the_keys_of_each_alone(evaluations: Evaluations, spec: str) -> None:
     """`keys` is `key` of each plan with its own figures, also where servers have no answers or no requests."""
