@@ -50,7 +50,7 @@ class Latency(Objective):
         self, workload: Workload, plans: Sequence[Sequence[Bin]], evaluations: Evaluations
     ) -> list[tuple[float, ...]]:
         """`key` of each plan."""
-        if not all(plans):
+        if not (plans and all(plans)):
             return [()] * len(plans)
         place = {id(item): item for bins in plans for item in bins}  # plans of a search differ in two bins
         traffic = dict(zip(place, _traffic(workload, list(place.values())), strict=True))

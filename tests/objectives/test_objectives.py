@@ -127,6 +127,7 @@ def test_many_plans_have_the_keys_of_each_alone(evaluations: Evaluations, spec: 
     rows = [Evaluations(**{name: each[k] for name, each in figures.items()}) for k in range(3)]
     alone = [objective.key(FLEET, bins, row) for bins, row in zip(plans, rows, strict=True)]
     assert objective.keys(FLEET, plans, Evaluations(**figures)) == alone
+    assert objective.keys(FLEET, [], Evaluations(**{name: each[:0] for name, each in figures.items()})) == []
 
 
 def test_slo_keeps_every_limit(evaluations: Evaluations) -> None:
