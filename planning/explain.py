@@ -38,7 +38,6 @@ REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
-_WIDER = "What would help: --slo adapter_share=0.99, a wider --slo, a larger --margin."
 NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks them with any number of servers.
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
@@ -51,15 +50,17 @@ def breaks_later(job: Frontier, plan: Plan) -> str:
     hours = [job.kept.adapters(plan.bins, hour) for hour in job.broken]
     used = np.max([np.nan_to_num(each.slo_used, nan=np.inf, posinf=np.inf) for each in hours], axis=0)
     worst = int(used.argmax())
+    share = "--slo adapter_share=0.99, " if job.workload.slo.adapter_share > 0.99 else ""
+    wider = f"What would help: {share}a wider --slo, a larger --margin."
     if used[worst] <= 1.0:
-        return "In another hour an adapter with few requests may wait for more than twice its limit. " + _WIDER
+        return f"In another hour an adapter with few requests may wait for more than twice its limit. {wider}"
     how = (
         f"uses {used[worst]:.0%} of its limits" if np.isfinite(used[worst]) else "is on a server that queues or starves"
     )
     alone = float(job.kept.lone(part(job.workload, job.profile, worst, 1)).slo_used)
     chance = f" One at a time its requests use {alone:.0%} on an idle server: more GPUs help little."
     said = f"In another hour adapter {job.workload.names[worst]!r} {how}, and {int((used > 1.0).sum())} of {len(used)}"
-    return f"{said} adapters break theirs.{chance if alone >= NEAR else ''} {_WIDER}"
+    return f"{said} adapters break theirs.{chance if alone >= NEAR else ''} {wider}"
 
 
 def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from packer.planning.explore import Frontier
 
 STEPS = 5  # The share of the load that all servers but one can carry is found to one part in 2^STEPS.
+GAIN = 0.02  # Share of the requests within limits by which a plan must be better than the one of least latency.
 PARTS = 50  # Numbers of adapters without an answer differ if they are so many parts of the adapters apart.
 
 
@@ -61,7 +62,7 @@ class Overload:
             bins = point.plan.bins
             (full,) = self._slotted([max(bins, key=lambda item: item.offered_tok_s(self.job.workload))])
             made = with_most_slots(bins, full.max_loras)
-            if self._worth(made) > self._worth(bins):
+            if self._worth(made) > self._enough(bins):
                 self.job.put(made)
 
     def _late(self, point: FrontierPoint) -> bool:
@@ -73,8 +74,9 @@ class Overload:
     def best(self, proposals: Sequence[Sequence[Bin]], n: int) -> Sequence[Bin]:
         """The plan on which all adapters are served, if only late; failing that, on which the fewest get no answer; of
         these plans the one with the most requests within their limits, of `proposals` and the plans of `_all_but_one`.
-        All get the slots that suit them best; the first proposal is also considered as it is."""
-        best, most = proposals[0], self._worth(proposals[0])
+        All get the slots that suit them best; the first proposal is also considered as it is, and stays where others
+        gain less than `GAIN`: its requests wait least."""
+        best, most = proposals[0], self._enough(proposals[0])
         for bins in (*proposals, *self._all_but_one(n)):
             made = self._slotted(bins)
             if (worth := self._worth(made)) > most:
@@ -97,6 +99,11 @@ class Overload:
         rates = (item.requests_s(fleet) * each.share for item, each in zip(bins, kept, strict=True))
         all_served, silent = all(each.all_served for each in kept), sum(each.silent for each in kept)
         return _Kept(all_served, silent, len(fleet), math.fsum(rates)).worth
+
+    def _enough(self, bins: Sequence[Bin]) -> tuple[int, float]:
+        """What the worth of a plan must exceed for it to replace this one."""
+        served, share = self._worth(bins)
+        return served, (1.0 + GAIN) * share
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
         """Each server with the slots of the most worth. On an overloaded server with very few slots, the adapters that

@@ -99,6 +99,21 @@ def test_the_order_of_equal_servers_makes_no_plan_better(
     assert len({Overload(job)._worth(some) for some in permutations(bins)}) == 1
 
 
+def test_hardly_more_requests_within_limits_are_no_reason_for_a_longer_wait(
+    job: Frontier, h100: packer.Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of least latency stays until another keeps clearly more requests within their limits."""
+    first, more, most = ([packer.Bin((k,), h100.settings(2, 32), h100)] for k in range(3))
+    shares = (0.5, 0.505, 0.6)
+    monkeypatch.setattr(
+        Overload, "_kept", lambda _self, some: [_Kept(True, 0, 1, shares[item.adapters[0]]) for item in some]
+    )
+    monkeypatch.setattr(Overload, "_slotted", lambda _self, bins: bins)
+    monkeypatch.setattr(packer.Bin, "requests_s", lambda *_: 1.0)
+    assert Overload(job).best([first, more], 1) is first
+    assert Overload(job).best([first, more, most], 1) is most
+
+
 def test_the_system_packer_is_that_plan(fleet: packer.Workload, h100: packer.Profile, job: Frontier) -> None:
     """`compare` on too few servers: more requests keep their limits than by hashing or on the most idle server."""
     cluster = Cluster.of(h100, 2, max_loras=32, max_lora_rank=32)

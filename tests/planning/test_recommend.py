@@ -141,12 +141,17 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
     assert many == (found.reasons[0].replace("server 0", "servers 3, 4"),)
 
 
-def test_a_plan_that_fresh_hours_break_to_the_end_is_none(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs."""
+@pytest.mark.parametrize("share", [1.0, 0.99])
+def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs; a
+    share of the adapters that the goal has already is no advice."""
     monkeypatch.setattr("packer.planning.recommend.ROUNDS", 1)
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
-    found = packer.recommend(fleet, server)
+    found = packer.recommend(fleet, server, slo=packer.Slo(adapter_share=share))
     assert (found.status, found.verified) == (Status.INFEASIBLE, False)
+    assert ("--slo adapter_share=0.99" in found.reasons[0]) is (share > 0.99)
     assert re.search(r": the goal breaks for [123] of 3 adapters, ", found.decision)
     assert found.reasons[0].startswith("In another hour adapter 'adapter-00")
 
