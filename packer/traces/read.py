@@ -59,7 +59,7 @@ def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
         return replace(found, said=(*found.said, said))
 
     with suppress(FileFormatError):
-        if whole and _is_half(last):  # known before a long log is read in vain
+        if whole[:1] == b"{" and _is_half(last):  # known before a long log is read in vain
             return without_last()
     try:
         return trace_of(decode(data), path, fields)

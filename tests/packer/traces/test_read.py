@@ -338,3 +338,10 @@ def test_a_log_with_a_cut_last_line_is_read_once(tmp_path: Path, monkeypatch: py
     path.write_bytes(WHOLE + b"\n" + WHOLE[:-3])
     assert len(read_trace(path)) == 1
     assert len(texts) == 1
+
+
+def test_a_last_row_of_a_table_is_no_half_object(tmp_path: Path) -> None:
+    """The last row of a CSV file counts without a line end, whatever the name of its adapter begins with."""
+    path = tmp_path / "x.csv"
+    path.write_text("adapter,time,input_tokens,output_tokens\na,1,2,3\n{b},2,2,3")
+    assert len(read_trace(path)) == 2
