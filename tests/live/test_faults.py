@@ -106,7 +106,7 @@ def test_nothing_is_applied_to_a_server_that_answers_so(
     (tmp_path / "servers.toml").write_text(f'schema = 1\n[[servers]]\nurl = "{server.url}"\n')
     server.calls.clear()
     words = ["live", "apply", str(plan), "--servers", str(tmp_path / "servers.toml"), "--dry-run"]
-    check(APPLIED[name], words, 2, server, capsys)
+    check(APPLIED[name], words, 3, server, capsys)
     assert {path for path, _ in server.calls} <= {"/v1/models", "/metrics"}
 
 

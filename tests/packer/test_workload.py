@@ -85,7 +85,7 @@ def test_nonsense_is_refused() -> None:
 def test_parts_of_another_kind_are_refused(part: str) -> None:
     """A number in place of a distribution or a process is refused where it is given, with what to write."""
     own: dict[str, Any] = {part: 300.0}
-    with pytest.raises(ValidationError, match=f"Expected {part} to be a .*, as packer.* gives, got 300.0"):
+    with pytest.raises(ValidationError, match=f"Expected {part} to be an? .*, as packer.* gives, got 300.0"):
         Workload([Adapter("a", 8, 0.1)], **own)
     if part.endswith("tokens"):
         with pytest.raises(ValidationError, match=f"Expected {part} of adapter 'a' to be a Lengths"):
