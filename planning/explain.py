@@ -96,19 +96,20 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 
 def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
-    """The plan on which the fewest adapters break the goal, with what would keep it. If no number of GPUs keeps it, the
-    plan with the fewest GPUs on which hardly more adapters break it. If the GPUs at hand are too few, a plan on which
-    every adapter gets answers and many requests keep their limits (`Overload`)."""
+    """The plan that is nearest to the goal, with what would keep it: the one with the fewest GPUs on which hardly more
+    adapters break it than on any. If the GPUs at hand are too few, the number of GPUs with the most requests within
+    their limits, and a plan on it on which every adapter gets answers (`Overload`)."""
 
     def over(point: FrontierPoint) -> int:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
         return int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
 
     limited = max_gpus is not None and not job.hopeless
-    most = min(map(over, job.points)) + (0.0 if limited else HARDLY_MORE * len(job.workload))
-    nearest = [point for point in job.points if over(point) <= most][-1 if limited else 0]
+    most = min(map(over, job.points)) + HARDLY_MORE * len(job.workload)
+    nearest = next(point for point in job.points if over(point) <= most)
     if limited:
-        nearest = Overload(job).at(nearest.n_gpus)
+        best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
+        nearest = Overload(job).at(best.n_gpus)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job),)

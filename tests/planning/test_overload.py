@@ -65,6 +65,14 @@ def test_no_adapter_is_left_without_an_answer(h100: packer.Profile) -> None:
     assert "without an answer" not in plan.decision
 
 
+def test_gpus_at_hand_are_used(h100: packer.Profile) -> None:
+    """That one adapter more keeps its limits by chance is no reason for half of the GPUs, on which all wait longer."""
+    fleet = packer.read_workload("examples/workloads/azure-code-2023.csv")
+    plan = packer.recommend(fleet, h100, max_gpus=4)
+    assert plan.n_gpus == 4
+    assert plan.frontier[-1]["slo_attainment"] == max(row["slo_attainment"] for row in plan.frontier)
+
+
 def test_late_answers_for_all_are_better_than_long_queues_for_some(h100: packer.Profile) -> None:
     """A plan that uses a few times its limits stays, even if more requests keep theirs while a queue grows."""
     classes = (("chat", packer.goal.Limits(500.0, 40.0)), ("batch", packer.goal.Limits(15_000.0, 200.0)))
