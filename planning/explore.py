@@ -385,6 +385,10 @@ class Frontier(Clock, Conditions):
         for least in ((fair, 0.0) if self.spare else (0.0,)) if few else ():
             yield from on_all(self.workload, self.profile, n_gpus, least, self.placed, all_slots=bool(self.spare))
 
+    def break_later(self, n_gpus: int) -> None:
+        """Note that fresh hours, which no further plan must keep, break the plan on `n_gpus` GPUs."""
+        self._points[n_gpus] = replace(self.at(n_gpus), holds=False, broken_later=True)
+
     def put(self, bins: Sequence[Bin]) -> FrontierPoint:
         """Make the point of these servers, which replaces the one with as many servers."""
         point = self._points[len(bins)] = point_of(self, bins)

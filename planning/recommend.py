@@ -345,7 +345,10 @@ class Deployment:
     def explain(self, plan: Plan) -> Plan:
         """The plan with its decision, and what fewer and more GPUs would give."""
         assert self.first is not None
-        reasons: tuple[str, ...] = (breaks_later(self.job, plan),) if plan.verified is False else ()
+        reasons: tuple[str, ...] = ()
+        if plan.verified is False:
+            reasons = (breaks_later(self.job, plan),)
+            self.job.break_later(self.first)
         if self.rounds and plan.verified is None:
             plan, reasons = replace(plan, status=Status.FEASIBLE), (UNCONFIRMED,)
         reasons += (*by_luck(self.job, plan), *of_log(self.job, plan))

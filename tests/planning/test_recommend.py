@@ -145,14 +145,17 @@ def test_many_quiet_adapters_share_a_gpu(server: Profile) -> None:
 def test_a_plan_that_fresh_hours_break_to_the_end_is_none(
     server: Profile, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
-    """Where the last set of fresh hours breaks the plan, it is infeasible, and says how many adapters break theirs; a
-    share of the adapters that the goal has already is no advice."""
+    """Where the last set of fresh hours breaks the plan, it is infeasible, says how many adapters break theirs, and so
+    does its row among the numbers of GPUs; a share of the adapters that the goal has already is no advice."""
     monkeypatch.setattr("packer.planning.recommend.ROUNDS", 1)
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv").subset([0, 1, 2])
     found = packer.recommend(fleet, server, slo=packer.Slo(adapter_share=share))
     assert (found.status, found.verified) == (Status.INFEASIBLE, False)
     assert ("--slo adapter_share=0.99" in found.reasons[0]) is (share > 0.99)
-    assert re.search(r": the goal breaks for [123] of 3 adapters, ", found.decision)
+    assert re.search(r": the goal breaks for [123] of 3 adapters in another hour, ", found.decision)
+    assert [(row["holds"], row["broken_later"]) for row in found.frontier if row["n_gpus"] == found.n_gpus] == [
+        (False, True)
+    ]
     assert found.reasons[0].startswith("In another hour adapter 'adapter-00")
 
 
