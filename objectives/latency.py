@@ -52,8 +52,8 @@ class Latency(Objective):
         """`key` of each plan."""
         if not (plans and all(plans)):
             return [()] * len(plans)
-        place = {id(item): item for bins in plans for item in bins}  # plans of a search differ in two bins
-        traffic = dict(zip(place, _traffic(workload, list(place.values())), strict=True))
+        once = {id(item): item for bins in plans for item in bins}  # plans of a search differ in two bins
+        traffic = dict(zip(once, _traffic(workload, list(once.values())), strict=True))
         rates, tokens = np.array([[traffic[id(item)] for item in bins] for bins in plans]).transpose(2, 0, 1)
         ttft_ms, itl_ms = evaluations.mean_ttft_ms, evaluations.mean_itl_ms
         gaps = np.maximum(tokens, 1.0) - 1.0

@@ -100,14 +100,11 @@ class _Refinement:
     def state(self, bins: Sequence[Bin]) -> _Bins:
         """Bins with their evaluations."""
         found, holds = self.slots.evaluate(bins)
-        key = self._key(bins, found, int((~holds).sum()))
-        return self._rated(tuple(bins), found, self._rates(bins), key)
+        key = self.problem.objective.key(self.problem.workload, bins, found)
+        return self._rated(tuple(bins), found, self._rates(bins), _rounded((int((~holds).sum()), *key)))
 
     def _rates(self, bins: Sequence[Bin]) -> FloatArray:
         return np.array([bin_.rates(self.problem.workload).sum() for bin_ in bins])
-
-    def _key(self, bins: Sequence[Bin], found: Evaluations, bad: int) -> tuple[float, ...]:
-        return _rounded((bad, *self.problem.objective.key(self.problem.workload, bins, found)))
 
     def _rated(self, bins: tuple[Bin, ...], found: Evaluations, rates: FloatArray, key: tuple[float, ...]) -> _Bins:
         # Objectives that count GPUs don't distinguish states: then the time of a request decides.
@@ -142,29 +139,31 @@ class _Refinement:
         if not options:
             return None
         found, holds = self.slots.evaluate([bin_ for _, _, pair in options for bin_ in pair])
-        place = np.array([option[:2] for option in options])
-        row, after = np.arange(len(options))[:, None], 2 * np.arange(len(options))[:, None] + [0, 1]
+        place, after = np.array([option[:2] for option in options]), 2 * np.arange(len(options))[:, None] + [0, 1]
         bad = ~self.problem.objective.holds(state.found)
-        more_bad = (~holds[after]).sum(axis=1) - bad[place].sum(axis=1)
+        now_bad = bad.sum() + (~holds[after]).sum(axis=1) - bad[place].sum(axis=1)
         # The rank begins with the number of refused servers, which must not grow.
-        now_bad = bad.sum() + more_bad
         kept = np.flatnonzero(now_bad <= state.rank[0])
         if not kept.size:
             return None
-        columns = {}
+        place, after, exchanged = place[kept], after[kept], [options[k][2] for k in kept.tolist()]
+        plans, columns = [], {}
+        for (one, other), pair in zip(place.tolist(), exchanged, strict=True):
+            bins = list(state.bins)
+            bins[one], bins[other] = pair
+            plans.append(tuple(bins))
         for name in FIGURES:
             columns[name] = np.tile(getattr(state.found, name), (len(kept), 1))
-            columns[name][row[: len(kept)], place[kept]] = getattr(found, name)[after[kept]]
-        plans = [_exchanged(state.bins, *options[k]) for k in kept.tolist()]
+            columns[name][np.arange(len(kept))[:, None], place] = getattr(found, name)[after]
         keys = self.problem.objective.keys(self.problem.workload, plans, Evaluations(**columns))
         neighbours = []
-        for i, (bins, key) in enumerate(zip(plans, keys, strict=True)):
-            rank = _rounded((int(now_bad[kept[i]]), *key))
+        for k, (refused, key) in enumerate(zip(now_bad[kept].tolist(), keys, strict=True)):
+            rank = _rounded((refused, *key))
             if rank <= state.rank[:-1]:
                 rates = state.rates.copy()
-                rates[place[kept[i]]] = self._rates(options[kept[i]][2])
-                rows = Evaluations(**{name: column[i] for name, column in columns.items()})
-                rated = self._rated(bins, rows, rates, rank)
+                rates[place[k]] = self._rates(exchanged[k])
+                rows = Evaluations(**{name: column[k] for name, column in columns.items()})
+                rated = self._rated(plans[k], rows, rates, rank)
                 neighbours += [rated] if rated.rank < state.rank else []
         return min(neighbours, key=lambda other: other.rank, default=None)
 
@@ -219,13 +218,6 @@ class _Refinement:
         # A server with a slot for each adapter gets one for the new adapter, too.
         every = bin_.max_loras == len(adapters) - 1
         return self.slots.make(adapters, len(adapters) if every else bin_.max_loras, bin_.profile, shares)
-
-
-def _exchanged(bins: Sequence[Bin], one: int, other: int, pair: tuple[Bin, Bin]) -> tuple[Bin, ...]:
-    """The bins with another pair at two places."""
-    made = list(bins)
-    made[one], made[other] = pair
-    return tuple(made)
 
 
 def _rounded(rank: Sequence[float]) -> tuple[float, ...]:
