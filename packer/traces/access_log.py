@@ -225,7 +225,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
     }
     where = {name: next(iter(keys), None) for name, keys in known.items()}
     if len(wanted["time"]) > 1 and (where["time"] in DURATIONS or len(known["time"]) > 1):
-        dated = (key for key in known["time"] if seconds_of(row.cells[key]) >= SINCE_1970_S)
+        dated = (key for key in known["time"] if _seconds(cells, key) >= SINCE_1970_S)
         where["time"] = next(dated, None if where["time"] in DURATIONS else where["time"])
     if where["time"] is None:
         return "other"
@@ -260,10 +260,20 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
 
 def _time(row: Row, key: str) -> float:
     """Seconds since 1970 (UTC) from a number or a text."""
-    found = seconds_of(row.cells[key])
+    found = _seconds(row.cells, key)
     if not 0.0 <= found < LATEST_S:
-        row.fail(key, f"expected a time from 1970 to 2199, a number or in ISO form, got {shown(row.cells[key])}.")
+        cells = [shown(row.cells[each]) for each in dict.fromkeys((key, "date")) if each in row.cells]
+        row.fail(key, f"expected a time from 1970 to 2199, a number or in ISO form, got {' on '.join(cells)}.")
     return found
+
+
+def _seconds(cells: Mapping[str, Any], key: str) -> float:
+    """A cell as a time, s; a time of day is joined to the day in the column `date`, if the row has one."""
+    found = seconds_of(cells[key])
+    if not math.isnan(found) or "date" not in cells:
+        return found
+    day = str(cells["date"]).strip().removesuffix(" 00:00:00")  # Data frames write midnight for a day.
+    return seconds_of(f"{day} {cells[key]}")
 
 
 def unit_of(number: float, unit_s: float = 1.0) -> float:

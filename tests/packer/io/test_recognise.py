@@ -113,6 +113,7 @@ def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], ob
             '10.0.0.2 - al [27/Nov/2026:10:00:02 +0000] "POST /v1/completions HTTP/1.1" 200 223 "-" "curl"\n',
             "JSON lines",
         ),
+        ("plain access log", "#Software: IIS\n#Fields: date time model\n2026-11-27 10:00:02 a\n", "JSON lines"),
         (
             "server's own log",
             "INFO 11-27 10:00:02 [logger.py:39] Received request cmpl-1: prompt: 'x', p\n",

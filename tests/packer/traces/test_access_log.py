@@ -245,6 +245,23 @@ def test_a_day_is_no_time(tmp_path: Path) -> None:
         read_trace(path)
 
 
+def test_a_time_of_day_is_joined_to_its_date(tmp_path: Path) -> None:
+    """Of separate columns for day and time of day, also in a data frame, one time is made; a bad date is shown."""
+    lines = ("Date,Time,model,prompt_tokens,completion_tokens", "2026-02-01,23:59:59.5,a,3,4", "2026-02-02,00:00,a,3,4")
+    text = tmp_path / "log.csv"
+    text.write_text("\n".join(lines))
+    kinds = {"days": pl.read_csv(text, try_parse_dates=True)}
+    kinds["midnights"] = kinds["days"].with_columns(pl.col("Date").cast(pl.Datetime))
+    for name, frame in kinds.items():
+        frame.write_parquet(tmp_path / name)
+    for path in (text, *(tmp_path / name for name in kinds)):
+        log = read_trace(path)
+        assert (log.start_s, log.span_s) == (1769990399.5, 0.5)
+    text.write_text(text.read_text().replace("2026-02-01", "1.2.2026"))
+    with pytest.raises(FileFormatError, match=r"got '23:59:59.5' on '1.2.2026'"):
+        read_trace(text)
+
+
 def test_a_log_is_known_by_its_columns(tmp_path: Path) -> None:
     """The same requests as JSON lines, CSV and Parquet, under any name of file; an unknown column changes nothing."""
     rows = [
