@@ -17,7 +17,7 @@ from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_t
 from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
 from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
-from packer.errors import IncompatibleError, InputError, ValidationError
+from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.operate.changes import changed_fleet
 from packer.seeds import evaluating
 from packer.traces.trace import Trace
@@ -150,7 +150,7 @@ def evaluate(
     adapters are new) or "replan".
 
     Exit code 3 means that a server starves or does not start, that an adapter has no server, that the plan's latency
-    limits break, or "replan": packer solve --from makes the next plan.
+    limits break, or "replan": packer solve --from makes the next plan. Without output it means that Prometheus failed.
 
     \b
     Examples:
@@ -264,10 +264,10 @@ def _follow(
 
 @contextmanager
 def _noted(traffic: ObservedTraffic) -> Iterator[None]:
-    """With --every, note an input error: the server may be reachable, or a rank be known, the next time."""
+    """With --every, note an error: the server may be reachable, or a rank be known, the next time."""
     try:
         yield
-    except InputError as error:
+    except PackerError as error:
         if traffic.every_s is None:
             raise
         note(str(error))

@@ -45,7 +45,7 @@ def commands() -> str:
 def _shared() -> list[str]:
     return [
         "Exit codes: 0 ok, 1 internal error, 2 wrong usage or input, 3 could not be done (no plan serves all adapters,",
-        "a plan no longer holds, a real server failed),",
+        "a plan no longer holds, a server of vLLM or Prometheus failed or can't be reached),",
         "130 interrupted. `PACKER_DEBUG=1` shows where an internal error came from; `NO_COLOR=1` switches colours off;",
         "defaults come from [packer.toml](../how-to/configure.md).",
     ]

@@ -64,10 +64,6 @@ class FileFormatError(InputError):
         return f"{where}: {self.args[0]}" if where else str(self.args[0])
 
 
-class SourceError(InputError):
-    """A service from which data are read is unreachable or refuses the request."""
-
-
 MOST_LISTED, LISTED = 40, 8  # An error lists all known names up to the first number, else as many as the second.
 
 
@@ -106,7 +102,7 @@ class PluginError(InputError):
 
 
 class LiveError(PackerError):
-    """A real server failed, hung or refused; the input may be valid."""
+    """A real server, of vLLM or Prometheus, can't be reached, failed, hung or refused; the input may be valid."""
 
     exit_code = 3
 

@@ -32,7 +32,8 @@ class DoctorOptions:
 
 @command
 def doctor(given: DoctorOptions, out: Output) -> int:
-    """Say which vLLM is installed and what is missing, with the command that installs it. Exit code 2 if anything is.
+    """Say which vLLM is installed and what is missing, with the command that installs it. Exit code 2 if anything is,
+    with --url 3.
 
     \b
     Examples:
@@ -53,7 +54,7 @@ def doctor(given: DoctorOptions, out: Output) -> int:
         {"ok": ok, "checks": [asdict(check) for check in checks]},
         lambda: [Table(None, ("", "what", "found", "remedy"), rows, left=(0, 1, 2, 3))],
     )
-    return 0 if ok else 2
+    return 0 if ok else 2 if given.url is None else 3
 
 
 @bundle

@@ -19,7 +19,7 @@ import numpy as np
 
 from packer import checks
 from packer.arrays import FloatArray
-from packer.errors import FileFormatError, SourceError, ValidationError, reader, shown
+from packer.errors import FileFormatError, LiveError, ValidationError, reader, shown
 from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.io.shipped import table
@@ -111,7 +111,7 @@ def fetch(
     server: Address | str, source: CounterNames, *, end_s: float, span_s: float, window_s: float
 ) -> dict[str, Any]:
     """Responses of a Prometheus server to `queries`, by name, and the window; the input of `parse`. Raises
-    `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `SourceError`: the server can't
+    `ValidationError`: the URL is not an HTTP address, or the span has too many windows; `LiveError`: the server can't
     be reached, refuses a query, or does not respond in HTTP and JSON."""
     where = address_of(server) if isinstance(server, str) else server
     checks.real("the window (s)", window_s, low=1.0)
@@ -134,19 +134,22 @@ def _get(where: Address, parameters: Mapping[str, object]) -> Any:
         limits: dict[str, Any] = {"limit_bytes": MAX_ANSWER_BYTES, "total_s": TIMEOUT_S}
         status, data = ask(where, "/api/v1/query_range", body=body, **limits)
     except (OSError, ValueError) as error:
-        raise SourceError(f"{at} can't be reached: {error}") from None
+        raise LiveError(f"{at} can't be reached: {error}") from None
     except http.client.HTTPException as error:
-        raise SourceError(f"Expected {at} to answer in HTTP, got {error!r}.") from None
+        raise LiveError(f"Expected {at} to answer in HTTP, got {error!r}.") from None
     if 300 <= status < 400:
-        raise SourceError(f"Expected the address of Prometheus itself: {where.url} redirects ({status}).")
+        raise LiveError(f"Expected the address of Prometheus itself: {where.url} redirects ({status}).")
     if not 200 <= status < 300:
         reason = where.said(status, data[:4096].decode("utf-8", "replace"))[:400]
         hint = " --api-key-env gives it a key." if status in (401, 403) else ""
-        raise SourceError(f"Prometheus refused {parameters['query']!r}: {reason}{hint}")
+        raise LiveError(f"Prometheus refused {parameters['query']!r}: {reason}{hint}")
     try:
-        return parse_json(data.decode())
-    except ValueError:
-        raise SourceError(f"{at} answered with something that is not JSON.") from None
+        answer = parse_json(data.decode())
+        if answer["data"]["resultType"] == "matrix":
+            return answer
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise LiveError(f"Expected {at} to answer query_range by a matrix in JSON, got {shown(data)}.")
 
 
 @reader

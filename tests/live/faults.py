@@ -171,7 +171,7 @@ ASKED = {
     "/metrics: NaN": Fault("/metrics", ok("vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n"),
         "without running, waiting"),
 }  # fmt: skip
-"""What `packer live doctor --url` asks; it ends with exit code 2 unless all is well."""
+"""What `packer live doctor --url` asks; it ends with exit code 3 unless all is well."""
 
 APPLIED = {
     **http_faults("/v1/models", "gpu-0: /v1/models"),
@@ -241,4 +241,4 @@ PROMETHEUS = {
     **http_faults("/api/v1/query_range", "Prometheus"),
     **contents("/api/v1/query_range", "Prometheus", WRONG_JSON),
 }
-"""What `packer workload from-metrics` asks; it ends with exit code 2 or 3 and writes nothing."""
+"""What `packer workload from-metrics` asks; it ends with exit code 3 and writes nothing."""

@@ -74,7 +74,7 @@ def test_the_doctor_says_what_is_wrong(
 ) -> None:
     """Damaged, endless and foreign answers to its questions."""
     monkeypatch.setenv("COLUMNS", "300")
-    check(ASKED[name], ["live", "doctor", "--url", server.url], 2, server, capsys)
+    check(ASKED[name], ["live", "doctor", "--url", server.url], 3, server, capsys)
 
 
 @pytest.mark.parametrize("name", fast(PROMETHEUS))
@@ -83,7 +83,7 @@ def test_prometheus_may_answer_anything(
 ) -> None:
     """No fleet is written from what is not an answer."""
     words = ["workload", "from-metrics", "--url", server.url, "--rank", "8", "-o", str(tmp_path / "w.csv")]
-    check(PROMETHEUS[name], words, 2, server, capsys)
+    check(PROMETHEUS[name], words, 3, server, capsys)
     assert not list(tmp_path.iterdir())
 
 
@@ -146,7 +146,7 @@ def test_a_server_with_a_bad_certificate_is_asked_nothing(
     url = server.url.replace("http:", "https:")
     asked = ["workload", "from-metrics", "--url", url, "--rank", "8", "-o", str(tmp_path / "w.csv")]
     for words in (["live", "doctor", "--url", url], asked):
-        assert run(words) == 2
+        assert run(words) == 3
         out, err = capsys.readouterr()
         assert re.search(UNTRUSTED[kind][-1], re.sub(r"\s+", " ", out + err))
         assert "Traceback" not in err

@@ -28,7 +28,6 @@ def test_one_root_and_familiar_bases() -> None:
     ("error", "code"),
     [
         (errors.ValidationError("x"), 2),
-        (errors.SourceError("x"), 2),
         (errors.OutputError("x"), 2),
         (errors.PluginError("x"), 2),
         (errors.LiveError("x"), 3),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from packer.cli import run
-from packer.errors import FileFormatError, PackerError, SourceError, ValidationError
+from packer.errors import FileFormatError, LiveError, PackerError, ValidationError
 from packer.operate.observe import observe_metrics
 from packer.traces.assign import Ranks
 from packer.traces.prometheus import SOURCES, CounterNames, fetch, parse, queries, read_export
@@ -143,7 +143,7 @@ def test_bad_addresses_are_refused() -> None:
     ):
         with pytest.raises(ValidationError, match="address"):
             fetch(url, CUSTOM, end_s=100, span_s=60, window_s=60)
-    with pytest.raises(SourceError, match="can't be reached"):
+    with pytest.raises(LiveError, match="can't be reached"):
         fetch("http://127.0.0.1:9", CUSTOM, end_s=100, span_s=60, window_s=60)
 
 
@@ -179,7 +179,7 @@ def answering() -> Iterator[Callable[[bytes], str]]:
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "Expected Prometheus at .* to answer in HTTP, got BadStatusLine"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab", "IncompleteRead"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[[[", "not JSON"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[[[", "a matrix in JSON"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[[[", "an answer cut after 3 of 9 bytes"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\nnope", "refused .* HTTP 404: nope"),
         (b"", "can't be reached"),
@@ -187,7 +187,7 @@ def answering() -> Iterator[Callable[[bytes], str]]:
 )
 def test_what_is_no_answer_is_a_clear_error(answering: Callable[[bytes], str], answer: bytes, message: str) -> None:
     """Whatever a server sends instead of an answer, the error says what, and is never a fault of ours."""
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises(LiveError, match=message):
         fetch(answering(answer), CUSTOM, end_s=100, span_s=60, window_s=60)
 
 
@@ -319,7 +319,7 @@ def test_command_reads_a_real_server_and_its_saved_answers(
 def test_refused_query_is_reported(prometheus: str) -> None:
     """What Prometheus says of a bad query reaches the user."""
     source = CounterNames("rate(", "x", "y", "z")
-    with pytest.raises(SourceError, match="parse error"):
+    with pytest.raises(LiveError, match="parse error"):
         fetch(prometheus, source, end_s=time.time(), span_s=6.0, window_s=3.0)
 
 
