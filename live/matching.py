@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,20 @@ def fitting(acting: Acting, seen: Sequence[Models | str]) -> dict[int, int | str
         fits = next((k for k, reason in why.items() if reason is None), None)
         found[s] = f"Server {s} does not fit the plan: {next(iter(why.values()))}." if fits is None else fits
     return found
+
+
+def planned_routes(acting: Acting, seen: Sequence[Models | str]) -> dict[str, dict[str, float]]:
+    """By server, the adapters that it holds with the shares of the plan's server that it fits; they sum to 1."""
+    bins, names = acting.plan.bins, acting.plan.workload.names
+    found, total = dict[str, dict[str, float]](), Counter[str]()
+    for s, k in fitting(acting, seen).items():
+        models = seen[s]
+        if isinstance(models, str) or isinstance(k, str):
+            continue
+        shares, held = zip(bins[k].adapters, bins[k].shares, strict=True), {*models.adapters, *acting.base}
+        found[acting.servers[s].name] = own = {names[i]: share for i, share in shares if names[i] in held}
+        total.update(own)
+    return {server: {name: share / total[name] for name, share in own.items()} for server, own in found.items()}
 
 
 def by_others(acting: Acting, seen: Sequence[Models | str], servers: Iterable[int]) -> list[str]:

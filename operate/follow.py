@@ -17,7 +17,7 @@ from packer.change import Change
 from packer.errors import IncompatibleError, PackerError
 from packer.live.act import Acting, words
 from packer.live.host import Models
-from packer.live.matching import by_others, fitting
+from packer.live.matching import by_others, fitting, planned_routes
 from packer.live.traffic import PRIOR, Traffic
 from packer.operate.capacity import load_of, server_kinds
 from packer.operate.drift import followed
@@ -345,6 +345,8 @@ class Following:
         if wrong := self.check(seen):
             raise IncompatibleError(next(iter(wrong.values())))
         self.acting.say_changed(seen)
+        if not self.acting.state.servers:  # the plan's commands started them: their routes are the plan's
+            self.acting.state.servers = planned_routes(self.acting, seen)
         if not any(isinstance(each, Models) for each in seen):  # perhaps packer's own network: routes stay
             self._unrouted = True
         elif not self.dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import packer
 from packer.change import Change
 from packer.errors import IncompatibleError
 from packer.live.act import Acting
-from packer.live.fleet_file import Host, LiveFleet
+from packer.live.fleet_file import Host, LiveFleet, RouterFile
 from packer.operate.follow import Following
 from packer.operate.keeper import Decision
 from packer.plan import Plan
@@ -283,3 +284,27 @@ def test_a_server_serves_the_base_model_under_the_name_of_the_fleet(
     acting = Acting(replace(plan, workload=fleet, bins=bins), loop.acting.fleet)
     with pytest.raises(IncompatibleError, match=f"not serve 'plain', the fleet's base model, but '{servers[0].base}'"):
         acting.changes()
+
+
+def test_without_a_state_the_routes_are_those_of_the_plan(
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers that the plan's own commands started keep its shares; what a server lacks goes to the others."""
+    first, last = plan.bins
+    bins = (
+        replace(first, adapters=(0, 1, 2), shares=(1.0, 0.8, 0.3)),
+        replace(last, adapters=(1, 2, 3), shares=(0.2, 0.7, 1.0)),
+    )
+    for each, own in zip(servers, ((0, 1), (1, 2, 3)), strict=True):
+        each.adapters = {f"a{k}": f"/adapters/a{k}" for k in own}
+    fleet = LiveFleet(
+        tuple(Host(each.url) for each in servers), RouterFile("routing", str(tmp_path / "router")), FAST,
+        state=str(tmp_path / "state.json"),
+    )  # fmt: skip
+    monkeypatch.setattr(Following, "_loop", lambda *_: None)
+    Following(Acting(replace(plan, bins=bins), fleet), plan.workload).run(lambda _: None)
+    shares = json.loads((tmp_path / "state.json").read_text())["servers"]
+    assert shares == {"gpu-0": {"a0": 1.0, "a1": 0.8}, "gpu-1": {"a1": 0.2, "a2": 1.0, "a3": 1.0}}
