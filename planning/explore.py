@@ -123,8 +123,10 @@ class Frontier(Clock, Conditions):
 
     @property
     def points(self) -> list[FrontierPoint]:
-        """The points made so far, fewest GPUs first; one for each number of GPUs that is used."""
-        found = sorted(self._points.values(), key=lambda p: (p.n_gpus, not p.holds, p.p95_ttft_ms))
+        """The points made so far, fewest GPUs first; one for each number of GPUs that is used. There is none of a mix
+        of kinds, which says nothing about so many GPUs of one kind."""
+        alone = (each for each in self._points.values() if len({item.profile for item in each.plan.bins}) < 2)
+        found = sorted(alone, key=lambda p: (p.n_gpus, not p.holds, p.p95_ttft_ms))
         return list({each.n_gpus: each for each in reversed(found)}.values())[::-1]
 
     def at(self, n_gpus: int, following: int | None = None) -> FrontierPoint:

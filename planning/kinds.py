@@ -185,6 +185,7 @@ class Mix(Deployment):
     def _mixed(self, tighter: float, groups: Sequence[Sequence[int]], *, within: bool = False) -> list[Bin]:
         """The servers of a mix, with each group of adapters on servers of its own; none if no plan was found."""
         job, bins = self.job, list[Bin]()
+        job.progress("searching for a cheaper mix of kinds", 0, 0)
         priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         fleet = self.split.fleet if within else self.split.fleet.with_arrivals(Arrivals())
         margins = {profile: own + tighter for profile, own in self.margins.items()}

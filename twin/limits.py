@@ -137,7 +137,7 @@ def _limits(sim: Run) -> list[Limit]:
         Limit(
             "prefill", tokens / engine.server_tokens,
             f"{tokens:,.0f} of {engine.server_tokens:,} tokens a step",
-            f"max_num_batched_tokens {2 * engine.max_num_batched_tokens}, or fewer requests per GPU",
+            "fewer requests per GPU",
         ),
         Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", _more_slots(sim)),
         Limit(

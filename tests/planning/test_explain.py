@@ -134,3 +134,14 @@ def test_adapters_that_get_no_answer_are_counted_first(server: Profile) -> None:
     assert told.startswith("the goal breaks for 2 of 2 adapters, $2.50 per hour.")
     assert "worst adapter with too few answers" in told
     assert not any("without an answer" in reason for reason in plan.reasons)
+
+
+def test_a_cheaper_mix_of_kinds_says_nothing_about_a_number_of_gpus(server: Profile) -> None:
+    """A mix that was tried and breaks the goal is none of "2 GPUs": two of one kind may keep it."""
+    job, other = Frontier(Workload([Adapter(f"a{k}", 8, 0.5) for k in range(3)]), server), replace(server, name="other")
+    kinds = [other, server, server]
+    few, many = (
+        job.put([Bin(tuple(range(k, 3, n)), kinds[k].settings(3, 8), kinds[k]) for k in range(n)]) for n in (2, 3)
+    )
+    assert few.n_gpus < many.n_gpus
+    assert "2 GPUs" not in finished(job, many.plan, many, holds=True)[1]

@@ -27,6 +27,7 @@ from packer.planning.loop import judged
 from packer.planning.recommend import recommend
 from packer.planning.solve import solve
 from packer.profile import Profile
+from packer.progress import silent
 from packer.room import Room
 from packer.twin.margin import MIXED
 from packer.twin.simulate import simulate
@@ -224,7 +225,7 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     point = SimpleNamespace(plan=replace(plan, verified=None))
     job = SimpleNamespace(
         over=lambda: False, workload=plan.workload, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
-        put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
+        put=lambda _bins: point, progress=silent, hours=None, replayed=False, spare=0, verify=True,
         kept=SimpleNamespace(holds=lambda *_: holds, broken_later=lambda *_: broken),
     )  # fmt: skip
     found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
@@ -251,7 +252,7 @@ def test_mixes_are_searched_for_throughput_then_within_the_goal(
     fleet = plan.workload.with_arrivals(Arrivals("unpredictable"))
     job = SimpleNamespace(
         over=lambda: False, workload=fleet, margin=0.1, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
-        put=lambda _bins: point, hours=None, replayed=False, spare=0, verify=True,
+        put=lambda _bins: point, progress=silent, hours=None, replayed=False, spare=0, verify=True,
         kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
     )  # fmt: skip
     offered = [first.profile, other.profile]
@@ -291,7 +292,7 @@ def test_each_class_may_have_the_kind_that_is_cheapest_for_it(
 
     job = SimpleNamespace(
         over=lambda: False, workload=fleet, margin=0.0, seed=0, remaining_s=lambda: 60.0, stop=lambda: False,
-        put=put, hours=None, replayed=False, spare=0, verify=True,
+        put=put, progress=silent, hours=None, replayed=False, spare=0, verify=True,
         kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
     )  # fmt: skip
     offered, margins = [dear, cheap], {dear: 0.0, cheap: 0.0}
@@ -302,7 +303,8 @@ def test_each_class_may_have_the_kind_that_is_cheapest_for_it(
 
 
 def test_a_mix_divides_an_adapter_that_is_too_hot_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parts may be on servers of several kinds; parts on one server are one adapter there."""
+    """Its parts may be on servers of several kinds; parts on one server are one adapter there. While a mix is searched,
+    which takes up to ten seconds each time, that is said instead of what was done before."""
     offered = [priced(LLAMA, 3.0), replace(priced(LLAMA, 2.0, "other"), name="other")]
     names = list[list[str]]()
 
@@ -319,7 +321,10 @@ def test_a_mix_divides_an_adapter_that_is_too_hot_for_a_server(monkeypatch: pyte
     alone = SimpleNamespace(status=Status.FEASIBLE, price_per_hour=9.0, n_gpus=9, time_limit_reached=False)
     monkeypatch.setattr(kinds, "planned", lambda _task: alone)
     monkeypatch.setattr(kinds, "completed", lambda _mix, plan: plan)
-    plan = recommend(Workload([Adapter("hot", 8, 50.0), Adapter("cold", 8, 0.1)]), offered, verify=False)
+    said = list[str]()
+    fleet = Workload([Adapter("hot", 8, 50.0), Adapter("cold", 8, 0.1)])
+    plan = recommend(fleet, offered, verify=False, progress=lambda what, *_: said.append(what))
+    assert said[-1] == "searching for a cheaper mix of kinds"
     number = len(names[0]) - 1
     assert number > 1
     assert [item.adapters for item in plan.bins] == [(0,), (0, 1)]

@@ -40,6 +40,13 @@ def test_long_requests_use_up_the_cache() -> None:
     assert "moving the 2 adapters of rank 128 away" in found.advice
 
 
+def test_what_helps_against_much_prefill_can_be_done() -> None:
+    """Larger steps are no setting of a command, and with twice the tokens ITL is twice as long."""
+    fleet = Workload([Adapter("a", 8, 20.0, Lengths.constant(2000.0), Lengths.constant(2.0))])
+    found = limit_of(run(replace(fleet, slo=packer.Slo.of(2000.0, 10_000.0)), 1))
+    assert (found.name, found.advice) == ("prefill", "fewer requests per GPU")
+
+
 def test_a_tight_limit_of_the_itl_is_step_time() -> None:
     """An ITL near its limit is the time of a step."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.5) for k in range(8)])
