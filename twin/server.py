@@ -267,6 +267,7 @@ class Server:
         # vLLM refuses to start with max_cpu_loras < max_loras.
         places = m if engine.max_cpu_loras is None else max(engine.max_cpu_loras, self.settings.max_loras)
         rules, fixed_slots = self.rules(), memory_policy(profile).fixed_slots
+        tokenizers = max(self.settings.max_loras, engine.max_num_seqs) if rules.tokenizer_per_adapter else m
         shape = (profile.model.kv_shape if fixed_slots else None) or KvShape()
         settings: dict[str, float] = {
             "ring": rows.ring_of(int(marks.output_tokens.max()) if len(marks.adapter) else 1),
@@ -287,6 +288,7 @@ class Server:
             # The paper's step law divides by this number.
             "served": max(m, 1),
             "host_places": places,
+            "tokenizer_places": tokenizers if tokenizers < m else 0,
             "spares_batch": int(profile.loading.spares_batch or not fixed_slots),
             # If host memory has room for all adapters, only a cold start reads them from disk.
             "track_host": int(profile.loading.cold_start or places < m),

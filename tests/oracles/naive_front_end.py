@@ -9,6 +9,7 @@ adapters of requests that have a token and are not finished, in order of entry).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 CHUNK_OUTPUTS = 128
@@ -21,11 +22,12 @@ class NaiveFrontEnd:
     interval_s: float | None
     costs_s: tuple[float, float, float, float, float, float]
     lists: bool = False
+    tokenizers: float = math.inf  # capacity of `TokenizerGroup.lora_tokenizers`
     free_s: float = 0.0
     seen_s: float = 0.0
     waiting: list[int] = field(default_factory=list)  # adapters of requests, as often as there are requests
     running: list[int] = field(default_factory=list)
-    used: set[int] = field(default_factory=set)
+    used: list[int] = field(default_factory=list)  # adapters with tokenizers, least recently used first
     in_flight: dict[int, int] = field(default_factory=dict)  # requests by adapter
     states: list[tuple[frozenset[int], frozenset[int]]] = field(default_factory=list)  # after each step
     labels: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
@@ -48,7 +50,11 @@ class NaiveFrontEnd:
         first = adapter is not None and adapter not in self.used
         took_s = self.costs_s[3] + (self.costs_s[4] if first else 0.0)
         if adapter is not None:
-            self.used.add(adapter)
+            if adapter in self.used:
+                self.used.remove(adapter)
+            elif len(self.used) >= self.tokenizers:
+                self.used.pop(0)
+            self.used.append(adapter)
             self.waiting.append(adapter)
         self.free_s = max(sent_s, self.free_s) + took_s
         return self.free_s

@@ -112,7 +112,9 @@ class NaiveTwin:
         self.marks: deque[tuple[int, int, int]] = deque()
         self.marks_wait = False
         self.pending: list[Request] = []  # accepted by the front end, not yet in the engine
-        self.front_end = NaiveFrontEnd(server.scrape_interval_s, server.front_end_s, server.series_of_lists)
+        tokenizers = max(server.slots, server.max_seqs)
+        front_end = (server.scrape_interval_s, server.front_end_s, server.series_of_lists, tokenizers)
+        self.front_end = NaiveFrontEnd(*front_end)
         host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
         self.lora = NaiveLora(host, server.slots)
         self.adapters = [adapter for adapter, rank in enumerate(server.ranks) if rank > 0]

@@ -107,7 +107,7 @@ def arrive(state: ServerState, frontend: Record, each: Each | None, now: float) 
         request.first_s = request.finish_s = request.first_seen_s = request.finish_seen_s = math.nan
         request.status = ACCEPTED
         server.taken += 1
-        request.reached_s = accept(server, adapters[a], frontend, sent_s)
+        request.reached_s = accept(server, adapters, a, frontend, sent_s)
         if state.series.size > 1 and server.series_of_lists == 0:
             # The front end names a request's adapter from its acceptance on, before the engine has it.
             change(server, adapters, a, WAITS, MORE)

@@ -2,10 +2,10 @@
 
 Rendering /metrics blocks the loop: the gauge `vllm:lora_requests_info` has a time series for every pair of sets of
 running and waiting adapters that ever occurred, named in its labels (vllm/v1/metrics/loggers.py). In later versions it
-has one for every list of adapters with requests in flight (`packer.twin.engine_rules`). The first request of an adapter
-blocks the loop, too, in versions that load a tokenizer per adapter, and so does, briefly, each streamed token. Requests
-sent meanwhile are accepted afterwards. Tokens that come out meanwhile are streamed afterwards, those of one request in
-one chunk, unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
+has one for every list of adapters with requests in flight (`packer.twin.engine_rules`). A request of an adapter without
+a tokenizer blocks the loop, too, in versions that load one per adapter, and so does, briefly, each streamed token.
+Requests sent meanwhile are accepted afterwards. Tokens that come out meanwhile are streamed afterwards, those of one
+request in one chunk, unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
 vllm/v1/engine/async_llm.py). Such a step is processed in slices, and the loop does other work between slices.
 """
 
@@ -33,13 +33,30 @@ def scrape(server: Record, frontend: Record, now: float) -> None:
         server.scraped_s += took
 
 
+@njit(**CALLED)
+def touch_tokenizer(server: Record, adapters: Record, a: int) -> None:
+    """Make adapter row `a` the last used one of the ring of adapters with tokenizers, which replaces the oldest
+    (vllm/transformers_utils/tokenizer_group.py of 0.8.5, `lora_tokenizers`)."""
+    if adapters[a].known == 1:
+        unlink(adapters["named"], a)
+    elif server.tokenizers < server.tokenizer_places:
+        server.tokenizers += 1
+    else:
+        e = adapters[0].named.after
+        unlink(adapters["named"], e)
+        adapters[e].known = 0
+    link_last(adapters["named"], 0, a)
+
+
 @njit(inline="always", **ENGINE_FLAGS)
-def accept(server: Record, adapter: Record, frontend: Record, sent_s: float) -> float:
-    """Accept a request that is sent at `sent_s`; return the time at which it reaches the engine."""
+def accept(server: Record, adapters: Record, a: int, frontend: Record, sent_s: float) -> float:
+    """Accept a request of adapter row `a`, sent at `sent_s`; return the time at which it reaches the engine."""
     scrape(server, frontend, sent_s)
     took = frontend.per_request_s
-    if adapter.known == 0:
-        adapter.known = 1
+    if server.tokenizer_places > 0 and adapters[a].rank > 0:
+        touch_tokenizer(server, adapters, a)
+    if adapters[a].known == 0:
+        adapters[a].known = 1
         took += frontend.per_first_use_s
     reached_s: float = max(sent_s, server.free_s) + took
     server.free_s = reached_s

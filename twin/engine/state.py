@@ -88,6 +88,7 @@ SERVER = record(
     ("max_outstanding", "i8"),  # open requests at which further requests are refused
     ("served", "i8"),  # adapters that the server serves
     ("host_places", "i8"),  # adapters for which host memory has room
+    ("tokenizer_places", "i8"),  # adapters whose tokenizers the front end keeps, 0: all
     ("track_host", "i8"),  # 0: all adapters are in host memory from the start
     ("spares_batch", "i8"),  # 1: adapters of the batch are never evicted
     ("stream", "i8"),  # 1: requests are sent at `stream_s`, in the order of the rows; 0: by the inbox
@@ -142,6 +143,7 @@ SERVER = record(
     ("sets", "i8"),  # hash of the sets of adapters that the next series would name
     ("named", "i8"),  # number of names that the next series would have
     ("counted", "i8"),  # hash of the sets that were counted last
+    ("tokenizers", "i8"),  # adapters with a tokenizer, if `tokenizer_places` limits them
     # Totals.
     ("preemptions", "i8"),
     ("adapter_loads", "i8"),
@@ -209,13 +211,14 @@ ADAPTER = record(  # 128 bytes: two cache lines
     ("tail", "i4"),  # its last waiting request; with `skipped_reversed`, the root of their tree
     # Seldom used.
     ("host", LINK),  # ring, by last use, of adapters in host memory but in no slot
-    ("named", LINK),  # with `series_of_lists`: ring of adapters that the next series names
+    ("named", LINK),  # ring of adapters that the next series names, with `series_of_lists`; before
+    # that, of adapters with tokenizers, by last use, if their number is limited
     ("words", "i8", (2,)),  # random words for the hash of the sets of running and of waiting adapters
     ("known_requests", "i4", (2,)),  # its running and its waiting requests as the front end counts them
     ("blocks", "i4"),  # KV blocks while it is in a slot, 0 unless memory is unified
     ("refused", "i4"),  # requests refused
     ("number", "i4"),  # its number in the fleet, in a cluster
-    ("known", "i1"),  # whether it was ever used
+    ("known", "i1"),  # whether the front end has its tokenizer
 )
 WHAT_IT_IS = ("rank", "blocks", "rank_class", "hash", "words", "number")  # Fields of an adapter that never change.
 PLACED = record(

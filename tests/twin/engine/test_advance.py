@@ -318,6 +318,18 @@ def test_busy_server_is_the_oracle(policy: str, max_outstanding: int | None, ver
     assert (naive.refused > 100) == (max_outstanding is not None)
 
 
+@pytest.mark.parametrize("max_num_seqs", [3, 6])
+def test_tokenizers_are_the_oracle(max_num_seqs: int) -> None:
+    """The API server keeps the last used tokenizers, at least `max_loras` of them, beside requests without adapters."""
+    case = _busy()
+    fleet = replace(case.workload, adapters=(Adapter("base", 0, 9.0), *case.workload.adapters))
+    engine = replace(case.profile.engine, max_num_seqs=max_num_seqs)
+    profile = replace(case.profile, engine=engine, frontend=FrontEndSpec(first_use_ms=25.0))
+    naive = assert_agree(replace(case, workload=fleet, profile=profile), seed=4)
+    assert naive is not None
+    assert naive.front_end.used != sorted(naive.front_end.used)
+
+
 @pytest.mark.parametrize("kind", ["lognormal", "unpredictable", "piecewise"])
 def test_refused_requests_take_their_marks_along(kind: str) -> None:
     """Where adapters depend on time, a refused request takes its adapter and lengths along."""

@@ -87,6 +87,16 @@ def test_first_uses_follow_each_other(fleet: Workload, profile: Profile) -> None
     assert sim.ttft_ms[sim.ttft_ms.size // 2 :].max() < 1000.0
 
 
+@pytest.mark.parametrize(("places", "loads"), [(2, 12), (3, 3)])
+def test_tokenizers_without_a_place_are_loaded_again(profile: Profile, places: int, loads: int) -> None:
+    """The API server keeps tokenizers of as many adapters as `max_num_seqs`, and replaces the least recently used."""
+    trace = RequestTrace(np.arange(12) * 10.0, np.arange(12) % 3, np.full(12, 30), np.full(12, 5))
+    fleet = Workload([Adapter(f"a{i}", 8, 0.1) for i in range(3)], arrivals=Arrivals("trace", trace=trace))
+    engine, spec = replace(profile.engine, max_num_seqs=places), replace(profile.frontend, first_use_ms=900.0)
+    sim = simulate(fleet, replace(profile, engine=engine, frontend=spec), max_loras=2, duration_s=130.0)
+    assert int((sim.ttft_ms > 900.0).sum()) == loads
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(("version", "labels"), [("0.16.0", 1), ("0.32.0", 2)])
 @pytest.mark.parametrize(
