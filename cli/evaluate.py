@@ -178,7 +178,7 @@ def evaluate(
     if changes.router is not None:
         return _routed(plan, changes, out)
     if read is not None:
-        return _follow(plan, read, changes, traffic, ranks, out)
+        return _follow(plan, file.plan_path, read, changes, traffic, ranks, out)
     with out.progress() as progress:
         given = values(changes, "add_path", "router", "rewrite", "output", "slo")
         found = packer.evaluate_plan(plan, **given, add=add, progress=progress)
@@ -217,7 +217,7 @@ def _routed(plan: packer.Plan, changes: Changes, out: Writing) -> int:
 
 
 def _follow(
-    plan: packer.Plan, read: Callable[[], Seen], changes: Changes, traffic: ObservedTraffic,
+    plan: packer.Plan, path: str, read: Callable[[], Seen], changes: Changes, traffic: ObservedTraffic,
     ranks: RankOptions, out: Writing,
 ) -> int:  # fmt: skip
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
@@ -252,7 +252,7 @@ def _follow(
                 found = packer.drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
-                out.result(found.to_dict, partial(drift_lines, plan, found, traffic))
+                out.result(found.to_dict, partial(drift_lines, plan, path, found, traffic))
                 with _noted(traffic):
                     _write(found.evaluation, changes.output, out)
                     if traffic.seen_path is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import packer
@@ -106,8 +107,8 @@ def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 
-def drift_lines(plan: packer.Plan, found: Drift, traffic: ObservedTraffic) -> list[Part]:
-    """Table of servers at the measured rates, the rates that drifted, and the advice."""
+def drift_lines(plan: packer.Plan, path: str, found: Drift, traffic: ObservedTraffic) -> list[Part]:
+    """Table of servers at the measured rates, the rates that drifted, and the advice. `path`: the plan's file."""
     lines: list[Part] = [servers_table(plan, found.evaluation)]
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
@@ -131,10 +132,12 @@ def drift_lines(plan: packer.Plan, found: Drift, traffic: ObservedTraffic) -> li
         lines.append(Judged(said, found.replayed.holds))
     much = found.evaluation.holds and (found.replayed is None or found.replayed.holds)
     why = f" (new adapters have {found.new_share:.0%} of the load)" if much else ""
+    seen = traffic.seen_path or "seen.csv"
+    first = "" if traffic.seen_path else f"--seen {seen} writes this traffic, "
     advice = {
         "keep": "Keep the plan.",
         "watch": "Keep the plan for now; make a new one when convenient.",
-        "replan": f"Plan again{why}: packer solve {traffic.seen_path or 'WORKLOAD'} --from PLAN.",
+        "replan": f"Plan again{why}: {first}packer solve {quote(seen)} --from {quote(path)}.",
     }
     return [*lines, advice[found.advice]]
 

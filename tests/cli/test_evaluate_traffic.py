@@ -176,7 +176,7 @@ def test_a_log_is_read_in_other_words(plan_path: str, tmp_path: Path, capsys: Ca
 
 
 def test_a_log_is_evaluated_with_its_bursts_and_its_requests(plan: Plan, tmp_path: Path, capsys: Capture) -> None:
-    """Its bursts take the place of the plan's, and the requests of its busiest window are replayed as they were."""
+    """Its bursts take the place of the plan's, its busiest window is replayed as it was; advice has the file."""
     path, log = tmp_path / "limited.json", tmp_path / "log.jsonl"
     replace(plan, objective="recommend").save(path)
     log.write_text(traffic(3600))
@@ -190,7 +190,7 @@ def test_a_log_is_evaluated_with_its_bursts_and_its_requests(plan: Plan, tmp_pat
     assert run([*words, "--slo", "p95_ttft_ms=14"]) == 3
     out = " ".join(capsys.readouterr().out.split())
     assert "With the requests of that window as they were: serves 100 %, breaks p95 TTFT 14 ms" in out
-    assert "Plan again" in out
+    assert f"Plan again: --seen seen.csv writes this traffic, packer solve seen.csv --from {path}." in out
     assert run([*words, "--slo", "p95_ttft_ms=14", "--json"]) == 3
     found = json.loads(capsys.readouterr().out)
     assert (found["arrivals"], found["replayed"]["holds"]) == ("bursty", False)
