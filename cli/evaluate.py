@@ -13,7 +13,7 @@ import click
 
 import packer
 from packer.cli.declare import bundle, command, flag, option, typed, values
-from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_table
+from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_table, spare_lines
 from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
 from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from packer.operate.evaluate import PlanEvaluation
     from packer.report.metrics import Exporter
     from packer.traces.assign import Ranks
+    from packer.twin.run import Run
 
     Seen: TypeAlias = tuple[packer.Workload, Trace | None]
 
@@ -201,18 +202,23 @@ def _routed(plan: packer.Plan, changes: Changes, out: Writing) -> int:
     """Simulate the servers behind a live router. Return 3 if they starve or break the plan's limits, otherwise 0."""
     from packer.cli.cluster import lines_of
     from packer.cli.simulate import result_of as figures_of
-    from packer.operate.evaluate import holds_routed
+    from packer.operate.evaluate import breaks_without, holds_routed
 
     refuse_unused("--router", (*_CHANGED, "predictor", "rewrite", "output", "log_path", "url", "export_path"))
     fleet = changed_fleet(plan.workload, rate_factor=changes.rate_factor)[0]
     seed = evaluating(plan.seed) if changes.seed is None else changes.seed
-    run = packer.simulate_cluster(
-        fleet, plan.cluster(), router=changes.router, seed=seed, duration_s=changes.duration_s
-    )
+
+    def run_of(cluster: packer.Cluster) -> Run:
+        given: dict[str, Any] = {"router": changes.router, "seed": seed, "duration_s": changes.duration_s}
+        return packer.simulate_cluster(fleet, cluster, **given)
+
+    run = run_of(plan.cluster())
     kept = holds_routed(plan, run)
-    result = {**figures_of([run]), "holds": kept and not run.starved}
-    broken = [] if kept else [f"The plan breaks its latency limits behind this router: {plan.goal}."]
-    out.result(result, lambda: [*lines_of([run], result), *broken])
+    lost = breaks_without(plan, run_of) if kept else ()
+    result = {**figures_of([run]), "holds": kept and not lost, "breaks_without_servers": lost}
+    said = [] if kept or run.starved else [f"The plan breaks its latency limits behind this router: {plan.goal}."]
+    said += spare_lines(plan, lost) if kept else []
+    out.result(result, lambda: [*lines_of([run], result), *said])
     return 0 if result["holds"] else 3
 
 

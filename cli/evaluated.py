@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -65,11 +66,8 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     lines.append(f"Evaluated for {servers(plan.bins)}, seed {plan.seed}.")
     late = len(found.over_limits) if plan.limits else 0
     said = conclusion(len(found.broken), len(found.gpus), len(plan.unplaced), late)
-    if lost := found.breaks_without:
-        which = "server" if len(lost) == 1 else "any of servers"
-        said = f"The plan breaks when {which} {listed(lost, SHOWN)} is lost. packer solve --from makes the next one."
-    elif found.holds and plan.spare and not plan.statistics["lost"]:
-        said = "The plan holds, also when any one server is lost."
+    if (found.breaks_without or found.holds) and not plan.statistics["lost"] and plan.spare:
+        said = spare_lines(plan, found.breaks_without)[0]
     elif not found.holds and not found.broken and not plan.unplaced:
         how = ": requests queue without end" if unlimited else " its latency limits"
         said = f"The plan breaks{how}. packer solve --from makes the next one."
@@ -81,6 +79,15 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     elif found.rarely:
         lines.append(f"{found.rarely}.")
     return lines
+
+
+def spare_lines(plan: packer.Plan, lost: Sequence[int]) -> list[str]:
+    """Say of a plan with a spare server whether it holds without any one; `lost`: servers without which it breaks."""
+    if not plan.spare:
+        return []
+    which = "server" if len(lost) == 1 else "any of servers"
+    broken = f"The plan breaks when {which} {listed(lost, SHOWN)} is lost. packer solve --from makes the next one."
+    return [broken if lost else "The plan holds, also when any one server is lost."]
 
 
 def _unplaced(plan: packer.Plan) -> list[str]:

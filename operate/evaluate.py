@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 from packer import seeds
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.evaluation import SIMULATED, WHOLE_GOAL, Evaluations
 from packer.failover import without_server
@@ -229,14 +230,26 @@ def held_to(plan: Plan, slo: GoalLike | tuple[str, ...] | None, add: Sequence[Ad
 
 
 def holds_routed(plan: Plan, run: Run) -> bool:
-    """Whether the plan's servers keep, in a run behind a live router, the limits that the plan was made for. Limits of
-    adapters are compared with all requests of the cluster, limits of servers with each server's."""
-    return all(
+    """Whether the plan's servers do not starve and keep, in a run behind a live router, the limits that the plan was
+    made for. Limits of adapters are compared with all requests of the cluster, limits of servers with each server's."""
+    return not run.starved and all(
         run.slo_used <= most
         if name == "slo_used"
         else all(getattr(server, name) <= most for server in run.servers if server.completed)
         for name, most in plan.limits.items()
     )
+
+
+def breaks_without(plan: Plan, run_of: Callable[[Cluster], Run]) -> tuple[int, ...]:
+    """The servers whose loss breaks a plan with a spare server, in runs behind a live router."""
+    cluster, names, found = plan.cluster(), plan.workload.names, list[int]()
+    for lost in range(len(plan.bins) if plan.spare else 0):
+        bins, homeless = without_server(plan.workload, plan.bins, lost)
+        placed = tuple(dict(zip([names[i] for i in item.adapters], item.shares, strict=True)) for item in bins)
+        servers = cluster.servers[:lost] + cluster.servers[lost + 1 :]
+        if homeless or not holds_routed(plan, run_of(replace(cluster, servers=servers, placement=placed))):
+            found.append(lost)
+    return tuple(found)
 
 
 class _Judged(NamedTuple):

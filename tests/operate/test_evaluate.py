@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import packer
 from packer import Workload, seeds
+from packer.cli import run as command
 from packer.cli.evaluated import conclusion_lines
 from packer.operate import evaluate
 from packer.operate.evaluate import evaluate_plan
@@ -146,8 +148,11 @@ def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) 
     assert found.rarely in found.plan.reasons
 
 
-def test_a_plan_with_a_spare_server_is_judged_after_each_loss(plan: Plan) -> None:
-    """It holds only if it does with each server lost, as `lose` says; an evaluated plan keeps its spare server."""
+def test_a_plan_with_a_spare_server_is_judged_after_each_loss(
+    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds only if it does with each server lost, as `lose` says, behind a live router, too; an evaluated plan
+    keeps its spare server."""
     rank = max(item.max_lora_rank for item in plan.bins)
     wide = tuple(replace(item, settings=item.profile.settings(item.max_loras, rank)) for item in plan.bins)
     plan = replace(plan, bins=wide)
@@ -162,6 +167,10 @@ def test_a_plan_with_a_spare_server_is_judged_after_each_loss(plan: Plan) -> Non
     (said,) = [str(each) for each in conclusion_lines(full) if "is lost" in str(each)]
     assert "The plan breaks when" in said
     assert any("also when any one server is lost" in str(each) for each in conclusion_lines(light))
+    spare.save(path := tmp_path / "spare.json")
+    for factor, code, words in (("0.01", 0, "also when any one server is lost"), ("1", 3, "The plan breaks when")):
+        assert command(["evaluate", str(path), "--router", "plan", "--rate-factor", factor]) == code
+        assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_adapter_to_add_may_have_a_class_of_its_own(plan: Plan) -> None:
