@@ -13,7 +13,7 @@ from typing import Any
 from packer.bin import Bin
 from packer.cluster import Cluster, ServerKind
 from packer.evaluation import AdapterFigures, Evaluations
-from packer.profile import Profile
+from packer.profile import WEIGHTS, Profile
 from packer.public import public
 from packer.room import Room, growth
 from packer.words import counted
@@ -173,6 +173,8 @@ class Plan:
             gpus += f" as {counted(servers, 'server')} of {size}" if size > 1 else ""
             engine = profile.engine.name.replace("vllm", "vLLM")
             named = (model.repository or model.name).rpartition("/")[2]
+            stored = profile.engine.quantization or profile.provenance.get(WEIGHTS, "").partition(",")[0]
+            named += f" in {stored}" if stored else ""
             notes = f"; lengths{whose} assumed" if some else ""
             notes += "" if profile.calibrated else "; estimated"
             found.append(f"{gpus} ({named}, {engine} {profile.engine.version}{notes})")

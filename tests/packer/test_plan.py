@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from packer.fit.estimate import estimate_profile
+from packer.fit.models import model_named
 from packer.plan import Plan, Status
 
 
@@ -25,3 +27,14 @@ def test_no_gap_without_a_bound_or_a_plan(toy_plan: Callable[..., Plan]) -> None
     assert replace(plan, lower_bound=None).gap is None
     assert replace(plan, status=Status.INFEASIBLE).gap is None
     assert plan.n_gpus == len(plan.bins)
+
+
+@pytest.mark.parametrize(("stored", "said"), [(None, ""), ("fp8", " in fp8"), ("awq", " in awq")])
+def test_the_servers_of_a_plan_are_named_with_how_their_weights_are_stored(
+    stored: str | None, said: str, toy_plan: Callable[..., Plan]
+) -> None:
+    """A server of FP8 weights is another than one of bf16, whether vLLM quantises them or the repository does."""
+    profile = estimate_profile(model_named("Qwen/Qwen3-8B"), "l40s", quantization=stored)
+    plan = toy_plan(["a", "b"])
+    plan = replace(plan, bins=tuple(replace(item, profile=profile) for item in plan.bins))
+    assert f"L40S (Qwen3-8B{said}, vLLM " in plan.hardware
