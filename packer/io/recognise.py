@@ -18,9 +18,9 @@ KINDS = table("packer.io", "recognise.toml")  # Kinds of files, in the order in 
 
 def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
     """Kind that the function `read` expects, kind found with advice ("" if unknown), and whether it is `foreign`."""
-    expected = next((kind for kind, row in KINDS.items() if row.get("reader") == read), None)
+    expected = next((kind for kind, row in KINDS.items() if read in row.get("readers", ())), None)
     kind = kind_of(path) if expected else None
-    if kind is None or kind == expected:
+    if kind is None or read in KINDS[kind].get("readers", ()):
         return "", "", False
     found = f"This is a {kind}: {KINDS[kind]['advice']}."
     # In other kinds, rows may break rules of the expected kind, as those of a trace that is taken for a workload.

@@ -83,7 +83,8 @@ class Trace:
         """`span_s`; raises `ValidationError` if it is 0, because such a trace has no rates."""
         if self.span_s <= 0:
             got = f"got {counted(len(self), 'request')} at one time in {self.source}"
-            raise ValidationError(f"Expected requests that last longer than 0 s to measure rates, {got}.")
+            rule = "Expected requests that last longer than 0 s to measure rates"
+            raise ValidationError(f"{rule}, {got}: take a longer log, or write a fleet (adapter,rank,rate).")
         return self.span_s
 
     @property

@@ -170,6 +170,15 @@ def test_other_json_is_named(kind: str, text: str, tmp_path: Path) -> None:
         read_workload(path)
 
 
+def test_a_log_that_no_command_can_use_is_sent_to_none(tmp_path: Path) -> None:
+    """A trace of one request has no rates for any command: the message says what would have."""
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE.rsplit("\n", 2)[0])
+    with pytest.raises(FileFormatError, match=r"1 request at one time in trace\.csv: take a longer log") as caught:
+        read_workload(path)
+    assert "packer init" not in str(caught.value)
+
+
 def test_a_damaged_file_of_the_right_kind_gets_no_hint(tmp_path: Path) -> None:
     """A workload with a wrong cell is still a workload."""
     path = tmp_path / "fleet.csv"
