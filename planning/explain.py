@@ -155,11 +155,19 @@ def _unreachable(job: Frontier) -> str:
     if all(hour.holds[1:]):
         (hour,) = job.kept.all([alone], worst)
     where = "on a GPU of its own" if allowed == 1 else f"even in {allowed:,} equal parts on GPUs of their own"
-    more = "--max-replicas" if least <= allowed else f"--max-replicas {least} or more"
-    if least > MOST_ASKED:
-        more = "a lower rate"
     said = f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: {_given(hour, allowed)}."
-    return f"{said} What would help: {more}, a faster GPU, or a wider --slo."
+    return f"{said} What would help: {_more_parts(job)}a faster GPU, or a wider --slo."
+
+
+def _more_parts(job: Frontier) -> str:
+    """What would divide the first adapter that breaks the goal further, in words; "" if it has as many parts as help."""
+    least = least_parts(job.raised, job.profile, job.parts.too_hot[0])
+    allowed = most_parts(least, job.max_replicas)
+    if least > MOST_ASKED:
+        return "a lower rate, "
+    if least > allowed:
+        return f"--max-replicas {least} or more, "
+    return "--max-replicas, " if allowed < most_parts(least, None) else ""
 
 
 def _cannot(job: Frontier) -> list[str]:
@@ -193,7 +201,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     told = outcome(
         replace(point, n_gpus=point.plan.n_gpus), points, plan.rooms, job.workload.slo,
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
-        limited=job.hopeless and not _cannot(job), spare=job.spare,
+        limited=job.hopeless and not _cannot(job) and bool(_more_parts(job)), spare=job.spare,
         needed=(plan.lower_bound or 0.0) - job.spare * job.size if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer), cut=many_cut(point.plan),
     )  # fmt: skip

@@ -52,6 +52,15 @@ def test_a_server_that_keeps_up_has_its_latencies(server: Profile) -> None:
     assert re.search(r"p95 TTFT \d+ ms, ITL \d+ ms there\. What would help: --max-replicas, a faster GPU", told)
 
 
+@pytest.mark.parametrize(("parts", "help_"), [(None, ""), (2, "--max-replicas, ")])
+def test_more_parts_are_no_advice_beyond_those_that_were_tried(parts: int | None, help_: str, server: Profile) -> None:
+    """Of 64 parts each server is nearly idle: further ones would not help, and only a limit on parts can be raised."""
+    fleet = Workload([Adapter("long", 8, 1.0, Lengths.gamma(9000, 1.0), Lengths.constant(50))])
+    plan = packer.recommend(fleet, server, max_replicas=parts, verify=False, slo="p95_ttft_ms=1200")
+    assert f"What would help: {help_}a faster GPU, or a wider --slo." in plan.reasons[0]
+    assert ("with so few parts of an adapter" in plan.decision) == bool(help_)
+
+
 @pytest.mark.usefixtures("whole_hours")
 def test_the_hour_that_breaks_a_part_explains_it(server: Profile) -> None:
     """Where hours differ, a part is explained by the one that breaks its goal most, not by one that keeps it."""
