@@ -27,7 +27,8 @@ def with_band(plan: Plan, again: Callable[[Workload], Plan | None]) -> Plan:
     c times the estimated capacity serves what an estimated one serves at 1 / c of the rates. `again` makes the plan at
     such rates, None if there is none. The given plan also counts if its margin covers the rates."""
     band = capacity_band([item.profile for item in plan.bins])
-    if band is None or plan.workload.arrivals.trace is not None or plan.status is Status.INFEASIBLE:
+    broken = plan.status is Status.INFEASIBLE or plan.verified is False
+    if band is None or plan.workload.arrivals.trace is not None or broken:
         return plan
     ends = {}
     for name, capacity in zip(("most", "fewest"), band, strict=True):

@@ -160,7 +160,7 @@ def _unreachable(job: Frontier) -> str:
 
 
 def _more_parts(job: Frontier) -> str:
-    """What would divide the first adapter that breaks the goal further, in words; "" if it has as many parts as help."""
+    """What would divide the first adapter that breaks the goal further, in words; "" if more parts hardly help."""
     least = least_parts(job.raised, job.profile, job.parts.too_hot[0])
     allowed = most_parts(least, job.max_replicas)
     if least > MOST_ASKED:

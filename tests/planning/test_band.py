@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.io.profiles import load_profile
-from packer.planning.band import capacity_band
+from packer.planning.band import capacity_band, with_band
 from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import BAND_KEYS
@@ -28,6 +28,14 @@ def test_calibrated_profiles_have_no_band() -> None:
     known = load_profile("h100-64gb/llama-3.1-8b-instruct")
     assert capacity_band([known, small_profile()]) is None
     assert capacity_band([known, ESTIMATE]) == (0.5, 2.0)
+
+
+def test_a_plan_that_breaks_in_fresh_hours_has_no_band() -> None:
+    """Plans at other rates are not tried in fresh hours: fewer GPUs than break the goal there would seem enough."""
+    plan = solve(random_fleet(80, seed=1), ESTIMATE, predictor=AnalyticPredictor(), verify=False)
+    assert with_band(plan, lambda _fleet: plan).estimate_band
+    broken = replace(plan, verified=False, estimate_band={})
+    assert not with_band(broken, lambda _fleet: plan).estimate_band
 
 
 def test_a_plan_whose_margin_covers_an_end_is_the_dearest_there() -> None:
