@@ -11,7 +11,7 @@ from packer.cli.output import Judged, Part, Table, console, figures, heads
 from packer.cli.plan_table import outages, result_of, servers
 from packer.gpu import serves
 from packer.io.shipped import table
-from packer.room import growth
+from packer.room import reached
 from packer.words import counted, listed, number, plural
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
         lines.append(f"{what} on {plural(len(found.over_limits), 'server')} {listed(found.over_limits, SHOWN)}{few}.")
     if found.breaks_first is not None:
         factor = plan.headroom[found.gpus.index(found.breaks_first)]
-        room = "no headroom" if factor is None else f"the least headroom: {growth(factor)}"
+        room = "no headroom" if factor is None else f"the least headroom: {reached(factor)}"
         lines.append(f"Server {found.breaks_first} {'breaks first' if found.broken else f'has {room}'}.")
     if plan.unplaced:
         lines += _unplaced(plan)
@@ -71,6 +71,8 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     elif not found.holds and not found.broken and not plan.unplaced:
         how = ": requests queue without end" if unlimited else " its latency limits"
         said = f"The plan breaks{how}. packer solve --from makes the next one."
+    elif found.holds and found.beyond and not any(found.beyond):
+        said = f"The plan holds in {counted(len(found.beyond), 'simulated hour')}."
     elif found.over_limits and found.holds and not plan.limits:
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."
     lines.append(Judged(said, found.holds))

@@ -62,6 +62,13 @@ def growth(factor: float | None) -> str:
     return f"{'> ' if factor >= LEVELS[-1] else ''}+{factor - 1.0:.0%}"
 
 
+def reached(factor: float) -> str:
+    """Up to what factor of those evaluated a plan holds, in words: "over +300 %", "about +17 %", "less than +8 %"."""
+    if factor > 1.0:
+        return f"{'over' if factor >= LEVELS[-1] else 'about'} +{100 * (factor - 1.0):.0f} %"
+    return f"less than +{100 * (LEVELS[1] - 1.0):.0f} %"
+
+
 def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
     """Rows for the `most` groups of equal servers with the least room: numbers, factors, limit and its use, advice."""
     return [

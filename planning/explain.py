@@ -28,7 +28,7 @@ from packer.planning.shortfall import (
     weaker_goals,
     weaker_words,
 )
-from packer.room import LEVELS, Room
+from packer.room import Room, reached
 from packer.solvers.candidates import beyond_measured
 from packer.twin.arrivals import cut_shares
 from packer.twin.hours import ServerHour
@@ -274,10 +274,7 @@ def outcome(
 
 def _holding(rooms: Sequence[Room]) -> str:
     """Up to what load the goal holds, in words."""
-    least = min((room.headroom or 0.0 for room in rooms), default=0.0)
-    if least > 1.0:
-        return f"holds to {'over' if least >= LEVELS[-1] else 'about'} +{100 * (least - 1.0):.0f} %"
-    return f"holds to less than +{100 * (LEVELS[1] - 1.0):.0f} %" if rooms else "holds"
+    return f"holds to {reached(min(room.headroom or 0.0 for room in rooms))}" if rooms else "holds"
 
 
 def many_cut(plan: Plan) -> str:

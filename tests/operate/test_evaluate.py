@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +147,14 @@ def test_what_breaks_the_limits_most_is_named(fleet: Workload, server: Profile) 
     assert found.to_dict()["worst"] == found.worst._asdict()
     assert f"most on server {found.worst.server} for adapter '{found.worst.adapter}'" in found.rarely
     assert found.rarely in found.plan.reasons
+
+
+def test_a_verdict_near_chance_says_on_how_many_hours_it_stands(plan: Plan) -> None:
+    """Where hours differ by chance, it is that of the hours simulated; headroom is as in a decision, "about"."""
+    found = evaluate_plan(plan, rate_factor=0.5)
+    said = [str(each) for each in conclusion_lines(replace(found, beyond=(0.0,) * 4))]
+    assert any("The plan holds in 4 simulated hours." in each for each in said)
+    assert any(re.search(r"has the least headroom: about \+\d+ %\.", each) for each in said)
 
 
 def test_a_plan_with_a_spare_server_is_judged_after_each_loss(
