@@ -48,6 +48,7 @@ ENGINE_SETTINGS: Readers = {
     "async-scheduling": lambda text: (switch(text),),
     "scheduling-policy": lambda text: (text,),
     "speculation": lambda text: (_speculation(text),),
+    "warm-start": lambda text: (switch(text),),
 }
 SERVER_SETTINGS: Readers = {
     "tensor-parallel-size": numbers(int),

@@ -29,7 +29,10 @@ from packer.words import counted, listed
 from packer.workload import Workload
 
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)  # GPUs per server to try by default; the first with which it starts is used.
-RULES = ("block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation")
+RULES = (
+    "block_size", "prefix_caching", "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
+    "warm_start",
+)  # fmt: skip
 """Settings that an estimate does not depend on."""
 
 

@@ -177,6 +177,7 @@ class Plan:
             named += f" in {stored}" if stored else ""
             notes = f"; lengths{whose} assumed" if some else ""
             notes += "" if profile.calibrated else "; estimated"
+            notes += "; started warm" if profile.engine.warm_start else ""
             found.append(f"{gpus} ({named}, {engine} {profile.engine.version}{notes})")
         return " and ".join(found) or counted(0, "GPU")
 

@@ -26,6 +26,7 @@ from packer.workload import Workload
 SHARES = (0.99, 0.95)  # Weaker goals: shares of the adapters that must keep their limits.
 LONGER = (2.5, 5.0, 10.0)  # Weaker goals: TTFT limits that are wider by these factors; the narrowest is named.
 AFTER_START = "all but the first minutes after a start"
+WARM = "--warm-start true plans for servers that have answered a request to each adapter"
 SAVED = 0.1  # Share of the GPUs that a weaker goal must save to be named.
 FULL = 0.75  # Share of the slots with which a server starts, from which on it has no room for many more.
 LONG = 4.0  # Standard-normal score of long requests: one of 30,000 is longer.
@@ -71,6 +72,8 @@ def _when(sent_s: Float32Array, fleet: Workload) -> str:
 def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str, ...]:
     """A sentence about the first minutes after a start, if requests wait for more than twice the limit only or mostly
     then."""
+    if all(item.profile.engine.warm_start for item in bins):
+        return ()
     hours = (*kept.hours, kept.given, *kept.fresh(bins, number))
     late = np.hstack([each.late for hour in hours for each in kept.all(bins, hour)])
     early = late[:, starting(late[0], kept.workload)]
@@ -132,12 +135,14 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
 
 
 def version_words(found: Mapping[str, int], profile: Profile) -> str:
-    """Which version of vLLM would make the weaker goal `AFTER_START` unnecessary; "" if that does not apply."""
+    """What would make the weaker goal `AFTER_START` unnecessary: a version of vLLM, or a request to each adapter before
+    servers take traffic; "" if that does not apply."""
     took_ms = profile.frontend.first_use_ms
     if AFTER_START not in found or not took_ms or not rules_of(profile.engine).tokenizer_per_adapter:
         return ""
     later = ".".join(map(str, ONE_TOKENIZER))
-    return f"In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less."
+    said = f"In vLLM {later} and later (--vllm-version) the first use of an adapter takes {took_ms:g} ms less"
+    return said + ("." if profile.engine.warm_start else f"; {WARM}.")
 
 
 def weaker_words(found: Mapping[str, int]) -> str:

@@ -24,7 +24,7 @@ SELDOM = 0.01  # Requests that wait in less of the time than this do not make la
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
 START_S = 300.0  # Time after the start in which adapters are used for the first time, s.
 MOSTLY = 0.95  # Share of late requests that keep their limit without first uses: enough for a p95 within it.
-BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that"
+BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that (--warm-start true)"
 MOST_LOADS = 1.0  # Loads per request that a cold cache explains; vLLM needs more if it evicts adapters of the batch.
 
 
@@ -51,7 +51,7 @@ def limit_of(sim: Run) -> Limit:
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
-    if served and sent_s.size:
+    if served and sent_s.size and not sim.profile.engine.warm_start:
         waits = f"wait up to {waits_ms.max() / 1e3:.1f} s"
         early = starting(sent_s, sim.workload) & (sent_s < sim.duration_s / 2.0)
         if early.all() and not sim.closed_loop:

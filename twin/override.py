@@ -26,6 +26,7 @@ VERSION = re.compile(r"v?\d+\.\d+(\.\w+)*")  # Pattern of a version of vLLM.
 SETTINGS = (
     "max_num_seqs", "max_model_len", "gpu_memory_utilization", "vllm_version", "block_size", "prefix_caching",
     "async_scheduling", "max_num_queued_reqs", "scheduling_policy", "speculation",
+    "warm_start",
 )  # fmt: skip
 """Settings that `with_engine` changes, in the order in which the profile's name lists them."""
 

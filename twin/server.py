@@ -107,6 +107,11 @@ class Server:
         return memory_policy(self.profile).adapter_blocks(self.profile, self.workload)
 
     @property
+    def cold(self) -> bool:
+        """Whether all adapters are on disk at the start."""
+        return self.profile.loading.cold_start and not self.profile.engine.warm_start
+
+    @property
     def most_open(self) -> int | None:
         """Open requests beyond which the client or the server refuses more; None: no limit."""
         limits = (self.max_outstanding, self.profile.engine.max_num_queued_reqs)
@@ -131,7 +136,7 @@ class Server:
 
             def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
-                if state.server["track_host"] and not self.profile.loading.cold_start:
+                if state.server["track_host"] and not self.cold:
                     register(state, in_slots=not state.adapters["blocks"].any())
                 if streamed:
                     state.server["stream"] = 1
@@ -289,9 +294,10 @@ class Server:
             "served": max(m, 1),
             "host_places": places,
             "tokenizer_places": tokenizers if tokenizers < m else 0,
+            "warm": int(engine.warm_start and tokenizers >= m),
             "spares_batch": int(profile.loading.spares_batch or not fixed_slots),
             # If host memory has room for all adapters, only a cold start reads them from disk.
-            "track_host": int(profile.loading.cold_start or places < m),
+            "track_host": int(self.cold or places < m),
             **{name: int(getattr(rules, name)) for name in rows.SERVER.names if hasattr(rules, name)},
             "by_priority": int(engine.scheduling_policy == "priority"),
             "concurrency": self.concurrency or 0,

@@ -134,14 +134,16 @@ def export_plan(
     files = {name: text for name, text in kind.render(found, chosen).items() if text}
     if kind.pods:
         check_pods(found, chosen)
-    estimates = dict.fromkeys(item.profile.label for item in plan.bins if item.profile.doubts)
-    return {name: _marked(name, text, estimates) for name, text in files.items()}
+    estimates = dict.fromkeys(ascii(item.profile.label)[1:-1] for item in plan.bins if item.profile.doubts)
+    notes = [f"Planned with the profile {name}: expect large errors." for name in estimates]
+    if any(item.profile.engine.warm_start for item in plan.bins):
+        notes.append("Planned with warm_start: send a request to each adapter of a server before it takes traffic.")
+    return {name: _marked(name, text, notes) for name, text in files.items()}
 
 
-def _marked(name: str, text: str, estimates: Iterable[str]) -> str:
-    """The file with a one-line ASCII comment for each of these profiles; JSON, which has no comments, is unchanged."""
-    names = (ascii(label)[1:-1] for label in estimates)
-    comments = "".join(f"# Planned with the profile {name}: expect large errors.\n" for name in names)
+def _marked(name: str, text: str, notes: Iterable[str]) -> str:
+    """The file with a comment for each of these lines of ASCII; JSON, which has no comments, is unchanged."""
+    comments = "".join(f"# {note}\n" for note in notes)
     first, newline, rest = text.partition("\n")
     if name.endswith(".json") or not comments:
         return text

@@ -30,9 +30,11 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
         "--max-model-len",
         "8192",
     ]
-    assert run([*words, "--max-num-seqs", "64"]) == 0
-    engine = load_plan(path).bins[0].profile.engine
-    assert (engine.max_num_seqs, engine.max_model_len) == (64, 8192)
+    assert run([*words, "--max-num-seqs", "64", "--warm-start", "true"]) == 0
+    plan = load_plan(path)
+    engine = plan.bins[0].profile.engine
+    assert (engine.max_num_seqs, engine.max_model_len, engine.warm_start) == (64, 8192, True)
+    assert "; started warm)" in plan.hardware
     started = export_plan(load_plan(path), "vllm")["start.sh"]
     assert "--max-model-len 8192" in started
     assert "--max-num-seqs 64" in started

@@ -1,4 +1,4 @@
-"""Estimates are called estimates in what is exported, too."""
+"""What is exported says what it takes for granted: estimates, and servers that start warm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 from packer.export.formats import FORMATS, export_plan
 from packer.plan import Plan
 from packer.profile import Profile
+from packer.twin.override import with_engine
 
 MARK = "estimated, not calibrated"
 
@@ -47,6 +48,13 @@ def test_files_for_an_engine_older_than_its_simulation_say_so(
     )
     (text,) = export_plan(with_profile(toy_plan(["a", "b"]), old), "nginx").values()
     assert text.startswith("# Planned with the profile toy (vLLM 0.7.3 simulated with the schedule of V1)")
+
+
+def test_files_for_a_warm_start_ask_for_it(toy_plan: Callable[..., Plan], toy_profile: Profile) -> None:
+    """A plan for servers that have answered a request to each adapter says in its files that somebody must send it."""
+    warm = with_engine(dataclasses.replace(toy_profile, calibrated=True), warm_start=True)
+    (text,) = export_plan(with_profile(toy_plan(["a", "b"]), warm), "nginx").values()
+    assert text.startswith("# Planned with warm_start: send a request to each adapter of a server before it takes")
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

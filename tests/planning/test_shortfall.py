@@ -61,12 +61,14 @@ def test_a_start_that_decides_is_told_with_what_would_be_enough_without(
     assert "all but the first minutes after a start" in weaker
     assert text.splitlines()[-2:] == [weaker_words(weaker), version_words(weaker, qwen)]
     saved_ms = qwen.frontend.first_use_ms
-    assert f"In vLLM 0.11 and later (--vllm-version) the first use of an adapter takes {saved_ms:g} ms less." in text
+    assert f"In vLLM 0.11 and later (--vllm-version) the first use of an adapter takes {saved_ms:g} ms less; " in text
     share = float(re.findall(r"adapter_share=([\d.]+)", weaker_words(weaker))[0])
     assert packer.recommend(quiet, qwen, slo=packer.Slo(adapter_share=share)).n_gpus == 1
     later = with_engine(qwen, vllm_version="0.11.0")
     assert packer.recommend(quiet, later).n_gpus == 1
     assert version_words(weaker, later) == ""
+    assert text.endswith("; --warm-start true plans for servers that have answered a request to each adapter.")
+    assert packer.recommend(quiet, with_engine(qwen, warm_start=True)).n_gpus == 1
 
 
 @pytest.mark.usefixtures("whole_hours")
@@ -113,7 +115,7 @@ def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qw
     """Requests that wait too long only after a start are no matter of slots; the advice, a request to each adapter
     beforehand, avoids it: without first uses nothing waits so long."""
     swift = replace(qwen, frontend=replace(qwen.frontend, first_use_ms=0.0))
-    for profile, late in ((qwen, True), (swift, False)):
+    for profile, late in ((qwen, True), (swift, False), (with_engine(qwen, warm_start=True), False)):
         item = Bin(tuple(range(len(quiet))), profile.settings(128, 16), profile)
         kept = KeptHours(quiet, quiet, 0, Hours())
         hour = packer.simulate(quiet, profile, max_loras=128, max_lora_rank=16)

@@ -9,6 +9,7 @@ from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.job import FineTuning
 from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, limit_of, thrashes
+from packer.twin.override import with_engine
 from packer.twin.run import Run
 
 
@@ -73,6 +74,10 @@ def test_first_uses_of_adapters_break_a_limit_that_they_exceed() -> None:
     assert (found.name, found.advice) == ("first use", BEFORE_TRAFFIC)
     swift = replace(profile, frontend=replace(profile.frontend, first_use_ms=0.0))
     assert packer.simulate(quiet, swift, max_loras=200).slo_used < 1.0
+    warm = with_engine(profile, warm_start=True)
+    assert packer.simulate(quiet, warm, max_loras=200).slo_used < 1.0
+    short = with_engine(profile, warm_start=True, max_num_seqs=100)
+    assert limit_of(packer.simulate(quiet, short, max_loras=100)).advice != BEFORE_TRAFFIC
     assert limit_of(packer.simulate(quiet, profile, max_loras=4)).name == "slots"
 
 

@@ -57,7 +57,8 @@ def accept(server: Record, adapters: Record, a: int, frontend: Record, sent_s: f
         touch_tokenizer(server, adapters, a)
     if adapters[a].known == 0:
         adapters[a].known = 1
-        took += frontend.per_first_use_s
+        if server.warm == 0:
+            took += frontend.per_first_use_s
     reached_s: float = max(sent_s, server.free_s) + took
     server.free_s = reached_s
     return reached_s

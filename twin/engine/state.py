@@ -89,6 +89,7 @@ SERVER = record(
     ("served", "i8"),  # adapters that the server serves
     ("host_places", "i8"),  # adapters for which host memory has room
     ("tokenizer_places", "i8"),  # adapters whose tokenizers the front end keeps, 0: all
+    ("warm", "i8"),  # 1: the front end has all tokenizers from the start
     ("track_host", "i8"),  # 0: all adapters are in host memory from the start
     ("spares_batch", "i8"),  # 1: adapters of the batch are never evicted
     ("stream", "i8"),  # 1: requests are sent at `stream_s`, in the order of the rows; 0: by the inbox

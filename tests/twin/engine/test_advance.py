@@ -88,7 +88,8 @@ class Case:
             expert_share=self.profile.latency.expert_share,
             host_ms=(loading.host_base_ms, loading.host_per_rank_ms),
             disk_ms=(loading.disk_base_ms, loading.disk_per_rank_ms),
-            cold_start=loading.cold_start,
+            cold_start=loading.cold_start and not engine.warm_start,
+            warm_start=engine.warm_start,
             slots=sim.max_loras,
             slot_rank=sim.max_lora_rank,
             kv_blocks=kv_blocks,
@@ -203,6 +204,7 @@ def profiles(draw: st.DrawFn) -> Profile:
             max_cpu_loras=draw(st.sampled_from([None, 1, 2, 3])),
             prefix_caching=False,
             async_scheduling=False,
+            warm_start=draw(st.booleans()),
         ),
         MemorySpec(kv_tokens * 100.0, 0.0, 0.0, 1, draw(st.sampled_from(["reserved", "unified"]))),
         LatencySpec(
