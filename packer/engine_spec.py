@@ -28,8 +28,8 @@ class EngineSpec:
     empty: all. `max_num_queued_reqs`: waiting + running requests from which the server refuses new ones (HTTP 503;
     from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller values run first and
     preempt the others (`--scheduling-policy`, `Adapter.priority`). `speculation` None: no speculative decoding.
-    `warm_start`: servers answer a request to each adapter before they take traffic, as many as host memory and the
-    front end keep.
+    `warm_start`: whether servers answer a request to each adapter, or to as many as host memory and the front end
+    keep, before they take traffic; False: all adapters are on disk then; None: as `LoadingSpec.cold_start` says.
     """
 
     name: str
@@ -51,7 +51,7 @@ class EngineSpec:
     max_num_queued_reqs: int | None = None
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     speculation: SpeculationSpec | None = None
-    warm_start: bool = False
+    warm_start: bool | None = None
 
     @checked
     def __post_init__(self) -> None:
@@ -72,8 +72,7 @@ class EngineSpec:
             for word in given if isinstance(given, tuple | list) else () if given is None else (given,):
                 if not isinstance(word, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,64}", word):
                     raise ValidationError(f"Expected engine.{key} as vLLM's names, got {shown(given)}.")
-        checks.choice("engine.warm_start", self.warm_start, (False, True))
-        for key in ("prefix_caching", "async_scheduling"):
+        for key in ("prefix_caching", "async_scheduling", "warm_start"):
             if (on := getattr(self, key)) not in (None, True, False):
                 raise ValidationError(f"Expected engine.{key} to be true or false, got {shown(on)}.")
 

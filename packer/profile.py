@@ -137,7 +137,7 @@ class LoadingSpec:
     `cold_start` True: all adapters start on disk, and the first request of each waits for the load. False: all were
     loaded once, in order, and the last `max_cpu_loras` are in host memory; but in a cluster, servers whose host
     memory can't hold all adapters start with none. `spares_batch`: loading an adapter never evicts one whose requests
-    are running; vLLM's LRU may do so (`packer.twin.engine.slots`). With `EngineSpec.warm_start` no start is cold.
+    are running; vLLM's LRU may do so (`packer.twin.engine.slots`). `EngineSpec.warm_start` replaces `cold_start`.
     """
 
     host_base_ms: float = 0.0

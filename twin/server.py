@@ -109,7 +109,8 @@ class Server:
     @property
     def cold(self) -> bool:
         """Whether all adapters are on disk at the start."""
-        return self.profile.loading.cold_start and not self.profile.engine.warm_start
+        warm = self.profile.engine.warm_start
+        return self.profile.loading.cold_start if warm is None else not warm
 
     @property
     def most_open(self) -> int | None:
@@ -294,7 +295,7 @@ class Server:
             "served": max(m, 1),
             "host_places": places,
             "tokenizer_places": tokenizers if tokenizers < m else 0,
-            "warm": int(engine.warm_start and tokenizers >= m),
+            "warm": int(bool(engine.warm_start) and tokenizers >= m),
             "spares_batch": int(profile.loading.spares_batch or not fixed_slots),
             # If host memory has room for all adapters, only a cold start reads them from disk.
             "track_host": int(self.cold or places < m),
