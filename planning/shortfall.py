@@ -83,8 +83,8 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
-    """Weaker goals, in words, that fewer servers keep in every hour that plans were made for and in a fresh hour; with
-    the number of servers."""
+    """Weaker goals, in words, that fewer servers keep in every hour that plans were made for and in fresh hours, as a
+    plan for the weaker goal has to; with the number of servers."""
     if job.spare:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
@@ -95,7 +95,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
             break
         bins = point.plan.bins
         goals = _kept(job, bins, job.kept.given) - set(found)  # this hour is simulated already
-        fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)[:1]
+        fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)
         for hour in (job.kept.planned, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
         narrowest = next((goal for goal in longer if goal in goals | found.keys()), None)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.fit.estimate import estimate_profile
 from packer.lengths import Lengths
 from packer.plan import Plan
+from packer.planning import shortfall
 from packer.planning.kept import KeptHours
 from packer.planning.shortfall import _when, context_words, start_words, version_words, weaker_words
 from packer.profile import Profile
@@ -103,6 +106,24 @@ def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
     found = packer.recommend(fleet, server, slo="p95_e2e_ms=9000")
     assert found.n_gpus > 1
     assert all(goal.startswith("--slo adapter_share") for goal in found.statistics["weaker_goals"])
+
+
+@pytest.mark.parametrize(("broken", "goals"), [((), {"--slo p95_ttft_ms=5000": 3}), ((2,), {})])
+def test_a_weaker_goal_is_kept_in_each_fresh_hour(
+    broken: tuple[int, ...], goals: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan for the weaker goal has to keep it in the whole set of fresh hours, of which any may break it."""
+    monkeypatch.setattr(
+        shortfall, "_kept", lambda _job, _bins, hour: set() if hour in broken else {"--slo p95_ttft_ms=5000"}
+    )
+    kept = SimpleNamespace(given=0, planned=0, hours=[0], fresh=lambda _bins, _number: [1, 2])
+    points = [SimpleNamespace(n_gpus=3, plan=SimpleNamespace(bins=()))]
+    job = SimpleNamespace(
+        spare=0, workload=Workload([Adapter("a", 8, 1.0)]), points=points, over=lambda: False, kept=kept,
+        replayed=False, number=0,
+    )  # fmt: skip
+    best = SimpleNamespace(n_gpus=4, holds=True)
+    assert shortfall.weaker_goals(cast("Any", job), cast("Any", best)) == goals
 
 
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
