@@ -107,6 +107,8 @@ def _factors(
     skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
     whole = np.flatnonzero(time_s >= skipped_s)
     time_s, adapter, span_s = time_s[whole] - skipped_s, adapter[whole], trace.span_s - skipped_s
+    inside = _in_traffic(time_s, window_s)
+    time_s, adapter = time_s[inside], adapter[inside]
     if not _significant(time_s, span_s, window_s, degree):
         return None, None
     gaps = np.diff(time_s)  # cells are at least as wide as the resolution of the recorded times
@@ -138,6 +140,22 @@ def _factors(
         at_once = fitted(near_s, np.where(near_s < cell_s, more, 0.0), size * cell_s, degree)
         common = _product(at_once, common)
     return common, own
+
+
+def _in_traffic(time_s: FloatArray, window_s: float) -> IntArray:
+    """Rows of the requests outside windows in which traffic begins after a silent window, or ends before one: as where
+    a service is closed at night. These windows show a step, which is no burst. All rows if no other window, but the
+    last, which may be a part, has requests."""
+    window = (time_s // window_s).astype(np.int64)
+    number = np.bincount(window)
+    used = np.flatnonzero(number)
+    edges = np.searchsorted(window, used), np.searchsorted(window, used, "right") - 1
+    head, tail = time_s[edges[0]] / window_s - used, used + 1 - time_s[edges[1]] / window_s
+    silent = np.diff(used, prepend=0) > 1, np.diff(used, append=used[-1:] + 1) > 1
+    # The chance that none of the window's requests falls into a part of it.
+    chance = [(1.0 - part) ** number[used] for part in (head, tail)]
+    step = np.any([near & (each < 1.0 - SIGNIFICANCE) for near, each in zip(silent, chance, strict=True)], axis=0)
+    return np.flatnonzero(~np.isin(window, used[step])) if not step[:-1].all() else np.arange(len(time_s))
 
 
 def _before(trace: Trace, window_s: float) -> float:

@@ -42,6 +42,17 @@ def test_poisson_arrivals_stay_poisson() -> None:
     assert kinds.count("bursty") <= 1
 
 
+def test_closing_hours_are_no_bursts() -> None:
+    """Hours in which a service opens or closes show a step; bursts are measured in the others, as without nights."""
+    bursty = Arrivals("bursty", common=Bursts(0.5, ((100.0, 1.0),)))
+    for arrivals in (Arrivals(), bursty):
+        seen = drawn(arrivals, 1, duration_s=4 * 16_200.0)  # four days of 4.5 h, from a quarter past on
+        nights_s = (seen.time_s // 16_200.0) * (86_400.0 - 16_200.0)
+        closed = replace(seen, time_s=seen.time_s + nights_s, start_s=900.0)
+        found = [measure_arrivals(each, 3600.0).common for each in (seen, closed)]
+        assert [each.cv if each else 0.0 for each in found] == pytest.approx([0.5 * arrivals.varies] * 2, rel=0.2)
+
+
 def test_common_and_own_bursts_are_told_apart() -> None:
     """Spreads are found again within a fifth, on the mean of several traces."""
     truth = Arrivals("bursty", common=Bursts(0.6, ((30.0, 1.0),)), own=Bursts(1.2, ((60.0, 1.0),)))
