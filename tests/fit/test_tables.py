@@ -161,7 +161,7 @@ def test_memory_fit_is_exact_on_a_line() -> None:
     assert memory.kv_budget_bytes == pytest.approx(9e8, rel=1e-6)
     assert memory.slot_bytes == pytest.approx(50_000, rel=1e-3)
     assert memory.slot_bytes_per_rank == pytest.approx(20_000, rel=1e-4)
-    assert fit_memory(rows, MODEL, replace(ENGINE, data_parallel_size=2)).min_kv_tokens == 2 * 1000
+    assert fit_memory(rows, MODEL, replace(ENGINE, data_parallel_size=2)).min_kv_tokens == 2 * 1008
     with pytest.raises(ModelError, match="at least 3"):
         fit_memory(rows[:2], MODEL, ENGINE)
 

@@ -56,6 +56,7 @@ def test_a_shorter_context_needs_less_kv_cache_to_start() -> None:
     """vLLM starts with room for one request of max_model_len."""
     assert LLAMA.memory.min_kv_tokens == 131_072
     assert with_engine(LLAMA, max_model_len=8192).memory.min_kv_tokens == 8192
+    assert with_engine(LLAMA, max_model_len=8200).memory.min_kv_tokens == 8208, "in blocks of 16 tokens"
 
 
 def test_every_combination_is_a_kind_of_server() -> None:
