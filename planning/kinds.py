@@ -3,6 +3,7 @@ model on which every adapter keeps its limits."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,13 +28,14 @@ from packer.planning.replicas import Replicas
 from packer.planning.solve import solve
 from packer.profile import Profile, labelled
 from packer.solvers.base import limit_of
+from packer.solvers.columns.mixed import Mixed
 from packer.solvers.evaluator import raised_words
 from packer.twin.margin import MIXED
 from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
 from packer.workload import Workload
 
-_MIXED_S = 10.0
+_MIXED_S = 10.0  # Work of a search for a mix, s; with a time limit, the most that it takes of it.
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +193,12 @@ class Mix(Deployment):
         margins = {profile: own + tighter for profile, own in self.margins.items()}
         part = min(1.0, 2.0 / len(groups))
         for members in () if job.over() else groups:
-            own = fleet.subset(members)
+            own, left_s = fleet.subset(members), job.remaining_s()
             plan = solve(
-                own, self.profiles, "cost" if priced else "gpus", solver="mixed", slo=own.slo if within else None,
-                margin=margins, seed=job.seed, stop=job.stop, verify=False, with_headroom=False,
-                time_limit_s=limit_of(part * min(_MIXED_S, job.remaining_s())),
+                own, self.profiles, "cost" if priced else "gpus", solver=Mixed(part * _MIXED_S),
+                slo=own.slo if within else None, margin=margins, seed=job.seed, stop=job.stop, verify=False,
+                with_headroom=False,
+                time_limit_s=limit_of(left_s if math.isinf(left_s) else part * min(_MIXED_S, left_s)),
             )  # fmt: skip
             if plan.status is Status.INFEASIBLE:
                 return []

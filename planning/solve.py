@@ -92,7 +92,7 @@ def solve(
     seed
         Seed of everything random.
     time_limit_s
-        Wall-clock limit of the search; the best plan so far is returned.
+        Wall-clock limit of the search; the best plan so far is returned, which depends on the machine.
     confidence
         Confidence with which the plan holds, given the profile's held-out errors: bins must hold with every rate raised
         by `packer.twin.margin.rate_margin` for each kind of server. Figures are reported at the rates as given.

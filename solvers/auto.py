@@ -19,7 +19,7 @@ _EXACT_SHARE = 0.85  # Share of the time after greedy for the exact search; in t
 class Auto:
     """Never needs more GPUs than greedy; at the time limit or on Ctrl-C it returns the best plan so far.
 
-    Without a time limit it takes at most about a minute longer than greedy.
+    Without a time limit it ends after `_DEFAULT_S` of work (`packer.solvers.work`).
     """
 
     name = "auto"

@@ -35,16 +35,20 @@ def limit_of(left_s: float) -> float | None:
 
 
 class Clock:
-    """A search that ends with the best plan so far. `started`: `time.monotonic()` at its start. `time_limit_s`:
-    wall-clock limit, None for none. `stop`: called between steps: True means that it ends (Ctrl-C)."""
+    """A search that ends with the best plan so far. `started`: `now()` at its start. `time_limit_s`: wall-clock limit,
+    None for none. `stop`: called between steps: True means that it ends (Ctrl-C)."""
 
     started: float
     time_limit_s: float | None
     stop: Callable[[], bool]
 
+    def now(self) -> float:
+        """The clock's time, s."""
+        return time.monotonic()
+
     def elapsed_s(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self.started
+        return self.now() - self.started
 
     def remaining_s(self) -> float:
         """Seconds left before the time limit; infinite without one."""
@@ -70,6 +74,7 @@ class Problem(Clock):
     `most_adapters`: largest number of adapters that searches put on a GPU.
     `seed`: seed of everything random.
     `time_limit_s`, `started`, `stop`: see `Clock`.
+    `counted`: the clock counts the evaluator's work, not time, so that a search ends at the same point on any machine.
     `old_bins`: a running plan to stay close to (objective "moves").
     `progress`: called with (what, done, total) now and then; total 0 means unknown.
     """
@@ -88,6 +93,7 @@ class Problem(Clock):
     old_bins: tuple[Bin, ...] = ()
     progress: Progress = silent
     stop: Callable[[], bool] = lambda: False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         if not self.profiles:
@@ -119,11 +125,20 @@ class Problem(Clock):
             return self
         return replace(self, time_limit_s=self.time_limit_s - (1.0 - share) * max(0.0, self.remaining_s()))
 
+    def now(self) -> float:
+        """The time, s: of the work counted so far, or of the wall clock."""
+        return self.evaluator.work.done_s if self.counted else super().now()
+
+    @property
+    def wall_s(self) -> float:
+        """Wall-clock seconds left; infinite without a limit on them."""
+        return math.inf if self.counted else self.remaining_s()
+
     def within(self, seconds: float) -> Problem:
-        """The problem with a time limit of `seconds` from now, unless it has a time limit."""
+        """The problem with a limit of so many seconds of counted work from now, unless it has a limit."""
         if self.time_limit_s is not None:
             return self
-        return replace(self, time_limit_s=self.elapsed_s() + seconds)
+        return replace(self, time_limit_s=seconds, started=self.evaluator.work.done_s, counted=True)
 
 
 @dataclass(frozen=True)

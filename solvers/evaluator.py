@@ -25,6 +25,7 @@ from packer.predictors.content import ContentCache, Factors
 from packer.predictors.learned import LearnedPredictor
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.solvers.work import EVALUATED_S, FOREIGN_S, SIMULATED_S, Work
 from packer.strategies import Predictor, TwinBased
 from packer.twin.margin import DEFAULT_CONFIDENCE, LATENCY_SLACK, QUANTILES, UNCALIBRATED_MARGIN, error_key, rate_margin
 from packer.words import listed
@@ -84,7 +85,9 @@ class Evaluator:
         )
         self.raised: Mapping[Profile, float] = {}
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
+        self.work = Work()
         self._given = given
+        self._twins = [twin for key in given if (twin := self.twin_of(key)) is not None]
         self._scaling = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
             k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k] for k, each in given.items()
@@ -192,9 +195,18 @@ class Evaluator:
 
     def scaled(self, workload: Workload, bins: Sequence[Bin], factors: Factors = 1.0) -> Evaluations:
         """Figures for a search, of each bin at its rates times its factor, without scenarios and margin."""
-        return _of_profiles(self.searching, workload, bins, factors)
+        return self._counted(self.searching, workload, bins, factors)
 
-    def twin_of(self, profile: Profile) -> TwinPredictor | None:
+    def _counted(self, predictors: _ByProfile, fleet: Workload, bins: Sequence[Bin], factors: Factors) -> Evaluations:
+        """Each bin evaluated by the predictor of its profile, and counted as work; one row per bin, in order."""
+        before = sum(twin.simulated for twin in self._twins)
+        found = _of_profiles(predictors, fleet, bins, factors)
+        simulated = sum(twin.simulated for twin in self._twins) - before
+        each_s = EVALUATED_S if self.twin_based else FOREIGN_S
+        self.work.add(each_s * len(bins) + SIMULATED_S * simulated)
+        return found
+
+    def twin_of(self, profile: Profile | None) -> TwinPredictor | None:
         """The twin that decides about bins of a profile; None if another predictor decides."""
         predictor = self._given.get(profile, self._given.get(None))
         if isinstance(predictor, AutoPredictor):
@@ -203,9 +215,9 @@ class Evaluator:
 
     def _worst(self, predictors: _ByProfile, workload: Workload, bins: Sequence[Bin], factor: Factors) -> Evaluations:
         first, *others = self.scenarios(workload)
-        found = _of_profiles(predictors, first.workload, bins, first.factor * factor)
+        found = self._counted(predictors, first.workload, bins, first.factor * factor)
         for other in others:
-            found = _worse(found, _of_profiles(predictors, other.workload, bins, other.factor * factor))
+            found = _worse(found, self._counted(predictors, other.workload, bins, other.factor * factor))
         return self._with_nominal(found, workload, bins) if predictors == self._whole else found
 
     def _with_nominal(self, found: Evaluations, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
@@ -217,7 +229,7 @@ class Evaluator:
         kept = np.flatnonzero(self.objective.holds(found))
         if not kept.size:
             return found
-        nominal = _of_profiles(self._whole, workload, [bins[k] for k in kept.tolist()])
+        nominal = self._counted(self._whole, workload, [bins[k] for k in kept.tolist()], 1.0)
         eased = {name: getattr(nominal, name) / LATENCY_SLACK for name in self.objective.limits}
         columns = {name: np.array(getattr(found, name)) for name in FIGURES}
         own = Evaluations(**{name: column[kept] for name, column in columns.items()})

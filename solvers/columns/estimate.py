@@ -15,8 +15,6 @@ from packer.solvers.feasibility import Feasibility, OutOfTime
 
 MOST_EVALUATED = 20_000  # The search ends after so many servers: 200 adapters take 1,300, 5,000 some 10,000.
 
-SECONDS = 30.0  # The search ends after this time on a machine that is much too slow to reach that number.
-
 
 def estimated(problem: Problem, known: float, most: float) -> Bound | None:
     """Estimate the GPUs needed; None unless the estimate is above the bound `known` and at most `most`.
@@ -27,8 +25,7 @@ def estimated(problem: Problem, known: float, most: float) -> Bound | None:
     size = problem.profile.engine.gpus
     if known >= most or problem.out_of_time() or problem.evaluator.simulates:
         return None
-    limit_s = problem.elapsed_s() + min(SECONDS, problem.remaining_s())
-    unlimited = replace(problem, max_gpus=None, time_limit_s=limit_s).learned()
+    unlimited = replace(problem, max_gpus=None).learned()
     classes = aggregate(problem.workload)
     feasibility = Feasibility(unlimited, classes)
     feasibility.problem = replace(unlimited, stop=lambda: feasibility.evaluated > MOST_EVALUATED or problem.stop())

@@ -34,7 +34,6 @@ FEW_SIMULATED = 100  # Up to so many different bins, each is simulated for a bou
 _ROUNDS = 40
 _EPSILON = 1e-6
 _ONE = np.ones(1, dtype=np.int64)
-_INTEGER_S = 10.0
 _EVALUATED_BEYOND = 20_000
 
 
@@ -180,8 +179,7 @@ class ExactSearch:
 
     def _enumerate(self, most: int) -> bool:
         """Evaluate every possible bin, if there are at most `most`; True if the optimum is proven."""
-        seconds = self._seconds(_INTEGER_S * 3)
-        found = cheapest_cover([self.feasibility], np.ones(1), most=most, time_limit_s=seconds)
+        found = cheapest_cover([self.feasibility], np.ones(1), most=most, time_limit_s=self._seconds)
         if found is None:
             return False
         self._realise(list(found.rows))
@@ -266,7 +264,7 @@ class ExactSearch:
                 return
             found = packed(
                 self.feasibility, columns.weights, self.least,
-                budget=_EVALUATED_BEYOND, time_limit_s=self._seconds(_INTEGER_S * 3),
+                budget=_EVALUATED_BEYOND, time_limit_s=self._seconds,
             )  # fmt: skip
             if found.heavier is not None:
                 columns.refute(found.heavier)
@@ -322,8 +320,8 @@ class ExactSearch:
         columns, (source,) = self.columns, self.columns.sources
         before, improved = len(source.patterns), self._dive(0.0 if step == 0 else 0.05)
         if not self.closed:
-            pool, seconds = source.patterns, self._seconds(_INTEGER_S)
-            use, _ = solve_integer(pool, columns.demand, time_limit_s=seconds)
+            pool = source.patterns
+            use, _ = solve_integer(pool, columns.demand, time_limit_s=self._seconds)
             if use is not None and use.sum() < len(self.bins):
                 improved |= self._realise(list(np.repeat(pool, use, axis=0)))
         if not improved and not self.closed:
@@ -339,5 +337,7 @@ class ExactSearch:
         self.columns.sources[0].add(np.array(rows))
         return self._realise(rows)
 
-    def _seconds(self, most: float) -> float:
-        return min(most, max(0.1, self.problem.remaining_s() / 4))
+    @property
+    def _seconds(self) -> float:
+        """Wall-clock limit of an integer program."""
+        return self.problem.wall_s / 4.0

@@ -17,6 +17,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.solvers.columns.master import Master, solve_relaxation
 from packer.solvers.columns.source import Source
 from packer.solvers.feasibility import OutOfTime
+from packer.solvers.work import ENTRY_S
 
 SEARCHED_MARGIN = 5e-3  # Without an enumeration, the bound allows for bins worth so much more than the best found.
 MISSED = 0.1  # Share by which the first rounds may miss the heaviest bin; searches to the end showed 5 %.
@@ -148,8 +149,9 @@ class Columns:
         prices = np.append(np.zeros(sum(map(len, rows))), 1.0)
         total: FloatArray = demand.astype(np.float64) if basis is None else demand @ basis
         needed = np.concatenate([total, np.zeros(len(kinds))])
-        matrix, left_s = np.vstack([*wide, last[None, :]]), problem.remaining_s()
-        found = solve_relaxation(matrix, needed, prices, time_limit_s=left_s)
+        matrix = np.vstack([*wide, last[None, :]])
+        found = solve_relaxation(matrix, needed, prices, time_limit_s=problem.wall_s)
+        problem.evaluator.work.add(ENTRY_S * matrix.size)
         if found is None and problem.out_of_time():
             raise OutOfTime
         self.master = found

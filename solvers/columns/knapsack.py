@@ -9,6 +9,7 @@ import numpy as np
 from packer.arrays import FloatArray, IntArray, distinct
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.feasibility import Feasibility
+from packer.solvers.work import CELL_S
 
 _UNITS = 1024  # Loads are rounded to this number of parts of a bin, unless they are multiples of a larger unit.
 _MOST_UNITS = 4096
@@ -77,7 +78,12 @@ class Knapsacks:
         if capacity < 0:
             return None
         most = np.where((self._slots <= slot) & (weights > 0.0), limit - base, 0)
-        return base + _Table(weights, sizes, most, capacity).row(capacity)
+        return base + self._table(weights, sizes, most, capacity).row(capacity)
+
+    def _table(self, weights: FloatArray, sizes: IntArray, most: IntArray, capacity: int) -> _Table:
+        table = _Table(weights, sizes, most, capacity)
+        self.feasibility.problem.evaluator.work.add(CELL_S * table.passes * capacity)
+        return table
 
     def _largest(self, slot: int, weights: FloatArray, limit: IntArray, carried_tok_s: float) -> IntArray | None:
         """The best bin of the largest load whose best bin is feasible, None if none is."""
@@ -87,7 +93,7 @@ class Knapsacks:
         sizes = self._sizes(unit)
         limit = np.where((self._slots <= slot) & (weights > 0.0), limit, 0)
         capacity = min(int(most_tok_s / unit) + 1, int(sizes @ limit))
-        table = _Table(weights, sizes, limit, capacity)
+        table = self._table(weights, sizes, limit, capacity)
         low, high, step = 0, capacity + 1, 1
         best: IntArray | None = None
         at = round(borne[0] / unit)
@@ -128,6 +134,11 @@ class _Table:
                 self._taken.append((k, count, better))
                 left -= count
                 part *= 2
+
+    @property
+    def passes(self) -> int:
+        """How often all of it was computed."""
+        return len(self._taken)
 
     def row(self, capacity: int) -> IntArray:
         """Counts of the most valuable bin of at most this capacity, int64 (K,)."""

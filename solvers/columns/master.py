@@ -8,6 +8,7 @@ covers than CP-SAT, and proves them where CP-SAT does not (benchmarks/solvers).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ importing and calling HiGHS."""
 
 MOST_PIVOTS = 1000
 _DUAL_TOLERANCE = 1e-9
+_MOST_CHECKS = 2_000  # HiGHS ends at the latest after so many checks of its limits; programs here take about ten.
 _TOLERANCE = 1e-6  # Tolerance of HiGHS on constraints, for patterns that are not integers.
 
 
@@ -92,15 +94,24 @@ def _by_pivots(patterns: IntArray | FloatArray, demand: IntArray | FloatArray, p
 
 
 def solve_integer(
-    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, *, time_limit_s: float,
+    patterns: IntArray | FloatArray, demand: IntArray | FloatArray, *, time_limit_s: float = np.inf,
     prices: FloatArray | None = None, exact_cover: bool = False, most_bins: float = np.inf,
 ) -> tuple[IntArray | None, bool]:  # fmt: skip
     """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven. With
     `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False) if
-    nothing was found in time; (None, True) if there is no cover of at most `most_bins` patterns."""
+    nothing was found in time, or in `_MOST_CHECKS`; (None, True) if there is no cover of at most `most_bins` patterns.
+    """
     if not len(patterns):
         return None, bool(np.any(demand > 0))
+    import highspy
     import pulp
+
+    checked = 0
+
+    def check(_kind: object, _message: str, _state: object, answer: Any, _data: object) -> None:
+        nonlocal checked
+        checked += 1
+        answer.user_interrupt = checked >= _MOST_CHECKS
 
     prices = np.ones(len(patterns)) if prices is None else prices
     model = pulp.LpProblem("cover", pulp.LpMinimize)
@@ -114,7 +125,12 @@ def solve_integer(
     if most_bins < np.inf:
         total = pulp.LpAffineExpression([(each, 1.0) for each in use])
         model.addConstraint(pulp.LpConstraint(total, pulp.LpConstraintLE, "bins", most_bins))
-    model.solve(pulp.HiGHS(msg=False, timeLimit=max(0.1, time_limit_s), gapRel=0.0, threads=1))
+    model.solve(
+        pulp.HiGHS(
+            msg=False, timeLimit=max(0.1, time_limit_s), gapRel=0.0, threads=1,
+            callbackTuple=(check, None), callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
+        )
+    )  # fmt: skip
     if model.status == pulp.LpStatusInfeasible:
         return None, True
     values = [variable.varValue for variable in use]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,22 +27,25 @@ from packer.solvers.limit import within_limit
 from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain
 
-DEFAULT_S = 20.0  # Time limit, s, if none is given.
+DEFAULT_S = 20.0  # Work of a search without a time limit, s.
 _START_SHARE = 0.6
 _ROUNDS = 8  # Number of rounds; each tries mixes that could not be packed before again, with more patterns.
 _PACKINGS = 4  # Attempts to pack the adapters on a mix.
 _CHEAPER = 1e-9
-_INTEGER_S = 10.0
 _TOLERANCE = 1e-6
 
 
+@dataclass(frozen=True)
 class Mixed:
     """The cheapest mix of kinds of server for each base model, by column generation and cuts on whole servers.
 
     Starts from greedy with all kinds and with each kind alone. Then it tries cheaper mixes of kinds one by one: it
-    excludes a mix by the duals of its relaxation over patterns, or packs the adapters on it. Without a time limit it
-    takes at most about 20 s longer than greedy.
+    excludes a mix by the duals of its relaxation over patterns, or packs the adapters on it.
+
+    `work_s`: without a time limit it ends after so much work (`packer.solvers.work`), seconds on a usual server.
     """
+
+    work_s: float = DEFAULT_S
 
     name = "mixed"
     joint = True
@@ -58,7 +61,7 @@ class Mixed:
 
     def solve(self, problem: Problem) -> Solution:
         """The cheapest of the plans found, with the bound of the relaxation."""
-        free = replace(problem, max_gpus=None).within(DEFAULT_S)
+        free = replace(problem, max_gpus=None).within(self.work_s)
         best = solution_that_holds(free.with_share(_START_SHARE), starting_plan)
         if best.unplaced:
             return within_limit(problem, best)
@@ -165,8 +168,8 @@ class _Search:
         few = FEW_SIMULATED if self.problem.evaluator.simulates else FEW_BINS
         total = 0.0
         for m, mixes in enumerate(self.mixes):
-            kinds, seconds = [source.mean for source in mixes.sources], _INTEGER_S
-            cover = cheapest_cover(kinds, mixes.prices, most=few, time_limit_s=seconds)
+            kinds = [source.mean for source in mixes.sources]
+            cover = cheapest_cover(kinds, mixes.prices, most=few, time_limit_s=self.problem.wall_s / 2.0)
             if cover is None or not cover.proven:
                 return None
             total += float(mixes.prices[cover.kinds].sum())

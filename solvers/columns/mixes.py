@@ -22,7 +22,6 @@ from packer.solvers.columns.source import PROOF_SLACK, Source
 from packer.solvers.feasibility import Feasibility
 
 MOST_CLASSES = 96  # Most classes of each base model; with more, adapters of similar rates are merged.
-_INTEGER_S = 2.0
 _RELAXED_SHARE = 0.2  # Share of the remaining time for a relaxation: a mix hard to exclude leaves time for others.
 _FEW: Schedule = ((0.5, 8), (0.0, 8))
 _ALL: Schedule = ((0.9, 8), (0.5, 8), (0.0, 8))
@@ -61,7 +60,7 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
     # A stock of GPUs is a cover constraint with negative coefficients: -used >= -stock.
     demand = np.array([*np.full(len(cuts), 1.0 - _TOLERANCE), *(-stock[name] for name in limited)])
     prices = np.array([source.price for source in sources])
-    servers, optimal = solve_integer(rows, demand, time_limit_s=_INTEGER_S, prices=prices)
+    servers, optimal = solve_integer(rows, demand, prices=prices)
     return servers if optimal else None
 
 

@@ -16,6 +16,7 @@ from packer.solvers.classes import Classes, aggregate
 from packer.solvers.cpsat.model import Aim, Refused, Repacking, ServerOption
 from packer.solvers.cpsat.surrogate import LoadedKind, fitted_latencies, fitted_limits, latency_of
 from packer.solvers.slots import SlotSearch
+from packer.solvers.work import PACKED_S
 
 _TOLERANCE = 1.03  # First limit of the estimated fill of a server.
 _TIGHTER, _LOOSER = 0.995, 1.002
@@ -108,8 +109,9 @@ class NeighbourhoodSearch:
             if self.problem.out_of_time():
                 return
             # one draw for each attempt, so that the seed determines the plan
-            found = task.solve(seed=int(self.rng.integers(2**31)), work=_WORK[aim], seconds=self.problem.remaining_s())
-            self.work += _LEAST_WORK + (0.0 if found is None else found[2])
+            found = task.solve(seed=int(self.rng.integers(2**31)), work=_WORK[aim], seconds=self.problem.wall_s)
+            self.work += (done := _LEAST_WORK + (0.0 if found is None else found[2]))
+            self.problem.evaluator.work.add(PACKED_S * done)
             if found is None or not self._judged(task, classes, freed, chosen, *found[:2]):
                 return
 

@@ -11,11 +11,10 @@ from packer.solvers.cpsat.search import NeighbourhoodSearch
 from packer.solvers.limit import within_limit
 from packer.solvers.support import plain
 
-DEFAULT_S = 30.0  # Time limit, s, if none is given.
+DEFAULT_S = 30.0  # Work of a search without a time limit, s.
 _START_SHARE = 0.4
 _WORK_PER_S = 0.06
-"""Deterministic work of CP-SAT for each second of the limit. A search that this work ends gives the same plan on every
-machine; without other load, the work takes about half of the limit."""
+"""Deterministic work of CP-SAT for each second of the limit; without other load, it takes about half of the limit."""
 
 
 @dataclass(frozen=True)

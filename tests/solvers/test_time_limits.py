@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from monotone import problem
 
+from packer import registry
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
@@ -53,11 +54,11 @@ class Clock:
 class Slow(AnalyticPredictor):
     """The analytic predictor with a clock of its own."""
 
-    clock = Clock()
+    clock, each_s = Clock(), 1e-3
 
     def evaluate(self, workload: Workload, bins: Sequence[Bin]) -> Evaluations:
         """Figures of each bin; one row per bin, in order."""
-        self.clock.now += 1e-3 * len(bins)
+        self.clock.now += self.each_s * len(bins)
         return super().evaluate(workload, bins)
 
 
@@ -166,6 +167,46 @@ def test_a_limit_that_passes_after_the_search_costs_no_plan(monkeypatch: pytest.
     profile = load_profile("h100-64gb/llama-3.1-8b-instruct")
     waits = replace(fleet, slo=FleetSlo.of(p95_ttft_ms=1.0))
     assert api.solve(waits, profile, time_limit_s=1e3, verify=False).n_gpus >= 1
+
+
+@pytest.mark.parametrize("name", ["mixed", "auto", "cpsat"])
+def test_without_a_limit_a_slow_machine_finds_the_same_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of solvers count work: the same seed gives the same plan and bound, however slow evaluations are."""
+    monkeypatch.setattr(base.time, "monotonic", Slow.clock.monotonic)
+    monkeypatch.setattr("packer.solvers.cpsat.solver._WORK_PER_S", 0.005)
+    monkeypatch.setattr("packer.solvers.auto._DEFAULT_S", 2.0)
+    rates = tuple(np.random.default_rng(1).uniform(0.3, 2.5, 8).tolist())
+    fleet, found = random_fleet(14, seed=1, rates=rates, ranks=(8, 16, 32)), []
+    for each_s in (1e-9, 1e3):
+        Slow.each_s, Slow.clock.now = each_s, 0.0
+        priced = {}
+        for gpu, price, peak_tok_s in (("large", 3.0, 4000.0), ("small", 1.2, 1500.0)):
+            profile = small_profile(gpu)
+            profile = replace(profile, gpu=replace(profile.gpu, name=gpu, price_per_hour=price))
+            priced[profile] = Slow(peak_tok_s)
+        kinds = (PROFILE,) if name == "auto" else tuple(priced)
+        evaluator = Evaluator(
+            Slow() if name == "auto" else priced, load_objective("gpus" if name == "auto" else "cost")
+        )
+        posed = Problem(fleet, kinds, load_objective("gpus" if name == "auto" else "cost"), evaluator, started=0.0)
+        solution = registry.load("solver", name)().solve(posed)
+        check(posed, solution)
+        found.append((solution.bins, solution.lower_bound, solution.proven))
+    monkeypatch.setattr(Slow, "each_s", 1e-3)
+    assert found[0] == found[1]
+
+
+def test_counted_work_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search without a time limit ends after its work, with a whole plan."""
+    fleet = random_fleet(60, seed=2, rates=tuple(np.linspace(0.3, 2.5, 12).tolist()), ranks=(8, 16, 32))
+    posed = problem(fleet, predictor=AnalyticPredictor()).within(0.05)
+    assert not posed.out_of_time()
+    assert math.isinf(posed.wall_s)
+    search = ExactSearch(posed, Greedy().solve(posed).bins)
+    search.run()
+    assert posed.out_of_time()
+    assert posed.elapsed_s() < 0.1
+    assert sorted(i for bin_ in search.bins for i in bin_.adapters) == list(range(60))
 
 
 def test_a_search_whose_time_is_over_still_takes_its_first_step() -> None:

@@ -201,6 +201,15 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert first.lower_bound == second.lower_bound
 
 
+def test_an_integer_program_ends_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of an integer program is counted: nothing is claimed of one that would take more checks of its limits."""
+    rng = np.random.default_rng(0)
+    patterns, demand = rng.binomial(3, 0.2, (200, 30)), rng.integers(1, 9, 30)
+    assert solve_integer(patterns, demand)[0] is not None
+    monkeypatch.setattr("packer.solvers.columns.master._MOST_CHECKS", 1)
+    assert solve_integer(patterns, demand) == (None, False)
+
+
 def test_relaxation_and_whole_numbers_of_a_known_model() -> None:
     """Patterns {2 of A}, {1 of A and 1 of B}, demand 3 and 1: 2 bins, the relaxation 2 as well."""
     patterns = np.array([[2, 0], [1, 1]])
