@@ -295,6 +295,16 @@ def test_a_log_without_models_names_no_adapters(tmp_path: Path) -> None:
         read_trace(write(tmp_path / "x", [entry]), Fields({"model": "user"}))
 
 
+@pytest.mark.parametrize("name", ["adapter_id", "lora_id", "modelId"])
+def test_ids_of_adapters_name_them(tmp_path: Path, name: str) -> None:
+    """LoRAX, Bedrock and Ray Serve call the name of an adapter or model its id; without it the requests of a log go to
+    adapters that it does not have. A model in another column is the base of an adapter's id, and else counts first."""
+    entry = {"time": 5, "prompt_tokens": 9, "completion_tokens": 3, name: "a"}
+    assert read_trace(write(tmp_path / "x", [entry])).names == ("a",)
+    both = read_trace(write(tmp_path / "x", [{**entry, "model": "b"}])).names
+    assert both == (("b",) if name == "modelId" else ("a",))
+
+
 def test_models_are_left_out_of_a_trace_too(tmp_path: Path) -> None:
     """Skipped models and prefixes of names mean the same in a trace of known columns."""
     path = tmp_path / "t.csv"
