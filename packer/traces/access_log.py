@@ -29,6 +29,8 @@ UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
 WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
+_OBJECTS = WRAPPERS | {key.partition(".")[0] for names in KEYS.values() for key in names if "." in key}
+"""Names of objects, which stores of logs and tables also keep as JSON text."""
 _OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens", "id": "id"}
 
 
@@ -204,7 +206,7 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
     for key, value in entry.items():
         name = f"{prefix}{key}".strip().lower()
         plain = name.removeprefix("@")
-        if plain in WRAPPERS and isinstance(value, str) and value.lstrip().startswith("{"):
+        if plain in _OBJECTS and isinstance(value, str) and value.lstrip().startswith("{"):
             with suppress(FileFormatError):
                 value = parse_json(value, row=0)
         if isinstance(value, dict) and depth < 4:

@@ -361,10 +361,15 @@ def test_what_no_model_is_called_is_said(tmp_path: Path, names: tuple[str, str])
         lambda line: {"_id": "7", "_source": {"@timestamp": 5, **line}},
         lambda line: {"@timestamp": 5, "@message": json.dumps(line)},
         lambda line: {"time": 5, **{f"@{key}": value for key, value in line.items()}},
+        lambda line: {"created_at": 5, **line, "usage": json.dumps(line["usage"])},
+        lambda line: {"created_at": 5, "model": line["model"], "tokens_in": 9, "tokens_out": 3},
+        lambda line: {"TimeGenerated": 5, "ModelName": line["model"], "PromptTokens": 9, "CompletionTokens": 3},
+        lambda line: {"started_at": 5, "ai": {"proxy": {"meta": {"request_model": "a"}, "usage": line["usage"]}}},
     ],
 )
 def test_lines_in_the_records_of_a_store_are_read(tmp_path: Path, wrap: Callable[[object], object]) -> None:
-    """Loki, Docker, Elasticsearch, CloudWatch and Datadog keep a gateway's line inside their own: it counts alike."""
+    """Loki, Docker, Elasticsearch, CloudWatch and Datadog keep a gateway's line inside their own, databases its usage
+    as text; Cloudflare, Azure API Management and Kong have names of their own: a line counts alike in all."""
     line = {"model": "a", "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
     log = read_trace(write(tmp_path / "x.jsonl", [wrap(line)]))
     assert (log.names, log.start_s, log.input_tokens.tolist()) == (("a",), 5.0, [9])
