@@ -95,10 +95,11 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
+def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tuple[Plan, str]:
     """The plan that is nearest to the goal, with what would keep it: the one with the fewest GPUs on which hardly more
     adapters break it than on any. If the GPUs at hand are too few, the number of GPUs with the most requests within
-    their limits, and a plan on it on which every adapter gets answers (`Overload`)."""
+    their limits, and a plan on it on which every adapter gets answers (`Overload`). `late`: adapters that cannot keep
+    the goal, on servers of their own in the plan."""
 
     def over(point: FrontierPoint) -> int:
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
@@ -112,7 +113,7 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
         nearest = Overload(job).at(best.n_gpus)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
-        reasons = (_unreachable(job),)
+        reasons = (_unreachable(job), *_apart(job, nearest.plan, late))
     elif job.over():
         gpus = job.fewest * job.size
         few = max_gpus is not None and max_gpus < gpus
@@ -127,6 +128,16 @@ def missed(job: Frontier, max_gpus: int | None) -> tuple[Plan, str]:
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
     return finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
+
+
+def _apart(job: Frontier, plan: Plan, late: Sequence[int]) -> list[str]:
+    """A sentence on the adapters that are apart from those that keep the goal, if any are."""
+    if not late:
+        return []
+    names = listed(job.workload.names[i] for i in late)
+    own = [k + job.before for k, item in enumerate(plan.bins) if set(item.adapters) <= set(late)]
+    rest = " All others keep it." if job.kept.breaking(plan.bins) <= len(late) else ""
+    return [f"Adapters that cannot keep the goal, apart on server{'s' * (len(own) > 1)} {listed(own)}: {names}.{rest}"]
 
 
 def _enough(job: Frontier, servers: int) -> str:

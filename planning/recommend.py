@@ -17,6 +17,7 @@ from packer.moves import aligned, as_running, moved, moves_of
 from packer.objectives.slo import Slo
 from packer.plan import Plan, Status
 from packer.planning.behind import fewer_behind_router
+from packer.planning.beyond import others_kept
 from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, nearby, numbered, refitted, running
@@ -155,6 +156,7 @@ class Deployment:
     first: int | None = field(init=False, default=None)  # Fewest servers that keep the goal in all hours so far.
     least: int | None = field(init=False, default=None)  # Fewer are not tried: fresh hours broke their plan.
     verified: tuple[Bin, ...] = field(init=False, default=())  # Servers that fresh hours confirmed.
+    late: tuple[int, ...] = field(init=False, default=())  # Adapters apart from those that keep the goal.
     widens = banded = True
     told: str = field(init=False, default="")  # The text of the decision that follows the servers.
 
@@ -172,10 +174,16 @@ class Deployment:
 
     def propose(self) -> Plan | None:
         """The plan on the fewest GPUs that keep the limits, searched upwards from those on which nothing starves."""
-        most = self.job.most(self.max_gpus)
-        self.low = min(self.job.least() + self.job.spare, most)
-        first = None if self.job.hopeless else self.job.first(self.low, most, fresh=self.rounds > 0)
-        return self._plan(first if first is None or self.rounds else self.job.lower(first))
+        job, most = self.job, self.job.most(self.max_gpus)
+        bins, late = others_kept(job, self.max_gpus) if job.parts.too_hot else ([], ())
+        if bins and (job.hopeless or job.kept.holds(bins)):
+            most = job.put(bins).n_gpus
+            if job.hopeless:
+                self.late = late
+                return None
+        self.low = min(job.least() + job.spare, most)
+        first = None if job.hopeless else job.first(self.low, most, fresh=self.rounds > 0)
+        return self._plan(first if first is None or self.rounds else job.lower(first))
 
     def _plan(self, first: int | None) -> Plan | None:
         self.first = first
@@ -285,8 +293,9 @@ class Deployment:
 
     def missed(self) -> Plan:
         """The plan on which the fewest adapters break the goal, with what would keep it."""
-        self.look_around()
-        plan, self.told = missed(self.job, self.max_gpus)
+        if not self.late:
+            self.look_around()
+        plan, self.told = missed(self.job, self.max_gpus, self.late)
         return self._with_moves(plan)
 
     def _with_moves(self, plan: Plan) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,6 +16,7 @@ from packer.arrays import FloatArray, IntArray
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.checks import slot_rank_for
+from packer.goal import metric
 from packer.memo import cached_property
 from packer.planning.kept import KeptHours
 from packer.planning.lone import unreachable
@@ -81,16 +83,18 @@ def fewest_parts(
     return found
 
 
-def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, int | None]:
+def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: bool = False) -> dict[int, int | None]:
     """The fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` parts do not
     suffice, or its requests break the limits even one at a time.
 
-    In each class of limits, the hottest adapters are tried first, and colder ones if their ranks are larger. Requests
-    one at a time are simulated for the adapters with the longest prompts. Once the time is over nothing is simulated,
-    and adapters get at least the parts that their load takes.
+    In each class of limits, the hottest adapters are tried first, and colder ones if their ranks are larger; if the
+    time of whole answers has a limit, also those with the longest ones first. Requests one at a time are simulated for
+    the adapters with the longest prompts. Once the time is over nothing is simulated, and adapters get at least the
+    parts that their load takes.
 
-    `kept`: the hours in which the limits must be kept. The search ends once too many adapters have no number of parts.
+    `kept`: the hours in which the limits must be kept.
     `allowed`: maximum number of parts; None: see `most_parts`.
+    `every`: go on once too many adapters have no number of parts for the goal to be kept.
     """
     fleet, stop = kept.workload, kept.simulated.stop
 
@@ -104,23 +108,31 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None) -> dict[int, 
         return stop() or kept.holds_one(part(fleet, profile, i, parts))
 
     def reachable(i: int, _parts: int = 1) -> bool:
-        return alone(i) or stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
-
-    def holds(i: int, parts: int) -> bool:
-        return parts >= least(i) and (parts == 1 or reachable(i)) and alone(i, parts)
+        return fleet.slo.is_none or alone(i) or stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
 
     found: dict[int, int | None] = {}
 
+    def holds(i: int, parts: int) -> bool:
+        if found.get(i, parts) is None:
+            return False
+        return parts >= least(i) and (parts == 1 or reachable(i)) and alone(i, parts)
+
     def enough(more: Mapping[int, int | None]) -> bool:
-        return sum(parts is None for parts in {**found, **more}.values()) > len(fleet) - kept.required
+        none = sum(parts is None for parts in {**found, **more}.values())
+        return none > len(fleet) - kept.required and not every
 
     def most(i: int) -> int:
         return most_parts(least(i), allowed)
 
     classes = [adapter.slo_class for adapter in fleet.adapters]
     slots = slot_ranks(fleet.ranks)
+    for name in set(classes) if every and fleet.slo.of_adapters else ():
+        own = [i for i in np.argsort(-fleet.mean_input_tokens, kind="stable").tolist() if classes[i] == name]
+        found |= dict.fromkeys(own[: bisect_left(own, True, key=reachable)])
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
-    if fleet.slo.of_adapters:  # limits of servers and of requests an adapter may break alone
+    if any(metric(key) == "e2e" for key in fleet.slo.every_key):  # long answers break such a limit at little load
+        found |= fewest_parts(fleet.mean_output_tokens, slots, classes, holds, most, enough, stop)
+    if fleet.slo.of_adapters and not every:  # limits of servers and of requests an adapter may break alone
         # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found

@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.lengths import each_at_normal
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
-from packer.planning.kept import Hour, KeptHours
+from packer.planning.kept import NEARLY, Hour, KeptHours
 from packer.predictors.features import length_pairs
 from packer.profile import ONE_TOKENIZER, Profile
 from packer.twin.engine_rules import rules_of
@@ -84,7 +84,7 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     """Weaker goals, in words, that fewer servers keep in every hour that plans were made for and in fresh hours, as a
-    plan for the weaker goal has to; with the number of servers."""
+    plan for the weaker goal has to; with the number of servers. Such a plan may need fewer."""
     if job.spare:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
@@ -127,8 +127,9 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     if others or (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
         return goals  # a wider limit of the TTFT, or a later start, would not help
     if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms):
-        used = max(kept.used(bins, [hour]))
-        goals |= {_longer(job.workload, factor) for factor in LONGER if used <= factor}
+        # Servers that use nearly all of a limit at the rates as given may break it in another hour.
+        used, part = max(kept.used(bins, [hour])), NEARLY if hour == kept.given else 1.0
+        goals |= {_longer(job.workload, factor) for factor in LONGER if used <= part * factor}
     if all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals
@@ -146,12 +147,12 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
 
 
 def weaker_words(found: Mapping[str, int]) -> str:
-    """A sentence that says how many GPUs are enough for which weaker goals; "" without one."""
+    """A sentence that says how many GPUs, or fewer, are enough for which weaker goals; "" without one."""
     parts = []
     for count in sorted(set(found.values())):
         goals = [goal for goal, n in found.items() if n == count]
         named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
-        parts.append(f"{count} GPU{' is' if count == 1 else 's are'} enough for {named}")
+        parts.append(f"{'1 GPU is' if count == 1 else f'{count} GPUs or fewer are'} enough for {named}")
     return f"{'; '.join(parts)}." if parts else ""
 
 

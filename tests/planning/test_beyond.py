@@ -1,0 +1,95 @@
+"""Adapters that no number of GPUs keeps within the goal are apart, and all others keep it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import packer
+from packer.adapter import Adapter
+from packer.lengths import Lengths
+from packer.plan import Plan, Status
+from packer.planning.beyond import others_kept
+from packer.planning.explore import Frontier
+from packer.profile import Profile
+from packer.workload import Workload
+
+LONG = (1, 7, 13)
+
+
+@pytest.fixture(scope="module")
+def h100() -> Profile:
+    return packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Workload:
+    """A fleet for one GPU, but for three adapters with prompts that take longer than the limit on an idle server."""
+    return Workload(
+        [
+            Adapter(f"a{i}", 8, 0.15, input_tokens=Lengths.constant(60_000)) if i in LONG else Adapter(f"a{i}", 8, 0.4)
+            for i in range(30)
+        ]
+    )
+
+
+def broken(plan: Plan) -> list[int]:
+    """The adapters beyond their limits."""
+    assert plan.adapters is not None
+    return np.flatnonzero(np.nan_to_num(plan.adapters.slo_used, nan=np.inf) > 1.0).tolist()
+
+
+def test_adapters_that_cannot_keep_the_goal_break_it_for_no_other(fleet: Workload, h100: Profile) -> None:
+    """Only these are late, they are served, and the reasons name them and their servers."""
+    plan = packer.recommend(fleet, h100)
+    assert plan.status is Status.INFEASIBLE
+    assert broken(plan) == list(LONG)
+    assert plan.evaluations.feasible.all()
+    own = [k for k, item in enumerate(plan.bins) if set(item.adapters) & set(LONG)]
+    assert all(set(plan.bins[k].adapters) <= set(LONG) for k in own)
+    assert "for adapter 'a1'" in plan.reasons[0] or "for adapter 'a7'" in plan.reasons[0] or "'a13'" in plan.reasons[0]
+    servers = f"server{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
+    assert (
+        plan.reasons[1] == f"Adapters that cannot keep the goal, apart on {servers}: a1, a7, a13. All others keep it."
+    )
+
+
+def test_too_few_gpus_are_first_for_those_that_can_keep_the_goal(fleet: Workload, h100: Profile) -> None:
+    """On GPUs at hand that do not serve all adapters, those that keep the goal go on keeping it."""
+    plan = packer.recommend(fleet, h100, max_gpus=2)
+    assert plan.n_gpus == 2
+    assert broken(plan) == list(LONG)
+
+
+def test_a_share_of_adapters_takes_no_gpus_for_those_that_cannot_keep_the_goal(fleet: Workload, h100: Profile) -> None:
+    """Where some may break the goal, those that break it anyway are apart: the plan takes no more GPUs than the one of
+    all adapters that shows them late."""
+    plan = packer.recommend(fleet, h100, slo="adapter_share=0.9")
+    assert plan.status is not Status.INFEASIBLE
+    assert plan.n_gpus <= packer.recommend(fleet, h100).n_gpus
+    assert broken(plan) == list(LONG)
+
+
+def test_a_part_that_no_server_serves_is_apart_too(h100: Profile) -> None:
+    """An adapter with more load than its GPU serves starves alone: the others keep the goal."""
+    fleet = Workload([Adapter("hot", 8, 90.0), *(Adapter(f"a{i}", 8, 0.4) for i in range(20))])
+    plan = packer.recommend(fleet, h100, max_replicas=1)
+    assert broken(plan) == [0]
+    assert plan.bins[-1].adapters == (0,)
+
+
+def test_a_fleet_without_such_adapters_has_no_such_plan(h100: Profile) -> None:
+    """Nothing is apart where all adapters keep the goal, or none does."""
+    kept = Workload([Adapter(f"a{i}", 8, 0.4) for i in range(4)])
+    assert others_kept(Frontier(kept, h100), None) == ([], ())
+    assert others_kept(Frontier(kept.held_to("p95_ttft_ms=1"), h100), None) == ([], ())
+
+
+def test_an_adapter_with_long_answers_is_divided(h100: Profile) -> None:
+    """Where whole answers have a limit, an adapter of little load may break it alone by its long answers: it is split,
+    which a search by load alone does not see."""
+    adapters = [Adapter(f"a{i}", 8, 8.0, output_tokens=Lengths.constant(20)) for i in range(4)]
+    adapters.append(Adapter("long", 8, 0.6, input_tokens=Lengths.constant(20), output_tokens=Lengths.constant(2000)))
+    plan = packer.recommend(Workload(adapters), h100, slo="p95_e2e_ms=30000")
+    assert plan.status is not Status.INFEASIBLE
+    assert sum(4 in item.adapters for item in plan.bins) > 1
