@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from packer.errors import FileFormatError, OutputError, ValidationError, reader, shown
@@ -70,7 +71,10 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def decode(data: bytes) -> str:
-    """UTF-8 bytes of a file as text; the error of a bad byte names its row."""
+    """UTF-8 bytes of a file as text; the error of a bad byte names its row. Windows writes UTF-16, with its mark."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-16")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -64,13 +64,18 @@ def test_missing_file_directory_and_odd_names(tmp_path: Path) -> None:
 
 
 def test_a_bad_byte_is_located(tmp_path: Path) -> None:
-    """Text that is not UTF-8 names the row and the byte; a byte-order mark is no part of the text."""
+    """Text that is not UTF-8 names the row and the byte; a byte-order mark is no part of the text, and that of UTF-16,
+    as Windows writes it, tells how the text is read."""
     path = tmp_path / "a.csv"
     path.write_bytes(b"a,b\n1,2\n\xe9,3\n")
     with pytest.raises(FileFormatError, match="row 3: expected UTF-8 text, got the byte 0xe9"):
         read_text(path)
-    path.write_bytes(b"\xef\xbb\xbfa,b")
-    assert read_text(path) == "a,b"
+    for mark in (b"\xef\xbb\xbfa,b", "a,b".encode("utf-16"), b"\xfe\xff" + "a,b".encode("utf-16-be")):
+        path.write_bytes(mark)
+        assert read_text(path) == "a,b"
+    path.write_bytes(b"\xff\xfea")
+    with pytest.raises(FileFormatError, match="row 1: expected UTF-8 text, got the byte 0xff"):
+        read_text(path)
 
 
 def test_an_existing_file_needs_force(tmp_path: Path) -> None:
