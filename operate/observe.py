@@ -31,6 +31,7 @@ from packer.twin.engine.content import blocks_of_sessions
 from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
+FEW = 384  # Of fewer requests, the total rate is known to no better than 10 %, with a confidence of 95 %.
 MOST_BLOCKS, MOST_WRITTEN = 10_000_000, 1_000_000
 """How many blocks stand for the content of requests of which only cached tokens are known: replayed, or in a file."""
 
@@ -42,6 +43,9 @@ def observe_log(
     """The fleet of a log (`packer.traces.read.read_trace`), all rates times a factor; `replay`: with its requests."""
     trace, notes = named.of(log, ranks)
     notes += log.notes
+    if len(trace) < FEW:
+        alone, by = f"{counted(len(trace), 'request')} alone", f"by up to {1.96 * len(trace) ** -0.5:.0%}"
+        notes.append(f"{alone}: the rate may differ {by} by chance; a longer log says more")
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
     if replay and fleet.arrivals.trace is not None:
         fleet = fleet.replaying(_sharing(fleet.arrivals.trace, trace.cached_tokens, MOST_WRITTEN))

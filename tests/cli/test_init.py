@@ -200,11 +200,11 @@ def test_a_table_in_other_words_is_a_log_where_the_options_say_so(tmp_path: Path
     """A log whose columns nothing knows is read by --key, and without it said to lack what a log has."""
     path = tmp_path / "gateway.csv"
     rows = (f"{1767225600 + 30 * k},sql,{50 + k},20" for k in range(20))
-    path.write_text("ts,lora,tokens_in,tokens_out\n" + "\n".join(rows))
+    path.write_text("when,who,read,written\n" + "\n".join(rows))
     words = ["init", str(path), "--rank", "8", *SERVER, "-o", str(tmp_path / "project")]
     assert run(words) == 2
     assert "--key time=NAME" in capsys.readouterr().err
-    keys = ("time=ts", "model=lora", "input=tokens_in", "output=tokens_out")
+    keys = ("time=when", "model=who", "input=read", "output=written")
     assert run([*words, *(word for key in keys for word in ("--key", key))]) == 0
     assert read_workload(tmp_path / "project" / "fleet.csv").names == ("sql",)
 

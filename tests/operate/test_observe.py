@@ -124,7 +124,10 @@ def test_files_of_a_log_may_be_joined(tmp_path: Path) -> None:
         path.write_text("".join(parts))
         log = read_trace(path)
         assert (len(log), log.names) == (requests, ("a", "b"))
-        assert [note[:17] for note in observe_log(log, Ranks({}, (8,))).notes] == ([twice] if twice else [])
+        notes = observe_log(log, Ranks({}, (8,))).notes
+        few = f"{requests} requests alone: the rate may differ by up to {1.96 / requests**0.5:.0%} by chance"
+        assert [note[:17] for note in notes] == ([twice] if twice else []) + [few[:17]]
+        assert notes[-1].startswith(few)
 
 
 def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
