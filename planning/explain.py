@@ -42,6 +42,7 @@ NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks the
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
 MANY_CUT = 0.05  # Share of requests beyond `max_model_len` from which the first line of a decision names it.
+TRADED = 0.05  # Share of the requests within limits from which on a plan says that it gave them up.
 MOST_ASKED = 10_000  # Largest number that --max-replicas takes.
 
 
@@ -105,12 +106,13 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
         used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
         return int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
 
-    limited = max_gpus is not None and not job.hopeless
+    limited, traded = max_gpus is not None and not job.hopeless, list[str]()
     most = min(map(over, job.points)) + HARDLY_MORE * len(job.workload)
     nearest = next(point for point in job.points if over(point) <= most)
     if limited:
         best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
         nearest = Overload(job).at(best.n_gpus)
+        traded = _traded(job, nearest)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
         reasons = (_unreachable(job), *_apart(job, nearest.plan, late))
@@ -127,7 +129,17 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
                 Overload(job).reslotted(point)
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
-    return finished(job, replace(nearest.plan, reasons=reasons), nearest, holds=False)
+    return finished(job, replace(nearest.plan, reasons=(*reasons, *traded)), nearest, holds=False)
+
+
+def _traded(job: Frontier, point: FrontierPoint) -> list[str]:
+    """A sentence on the requests within limits that a plan gives up for answers to more adapters; [] for few."""
+    share, silent = Overload(job).with_few_slots(point)
+    own, more = point.slo_attainment, silent - len(_silent(point))
+    if more <= 0 or not share - own > TRADED:
+        return []
+    would = f"with fewer slots {share:.1%} would be, and these adapters would get none"
+    return [f"Answers to {counted(more, 'adapter')} cost requests within limits: {own:.1%} are, {would}."]
 
 
 def _apart(job: Frontier, plan: Plan, late: Sequence[int]) -> list[str]:
@@ -144,7 +156,8 @@ def _enough(job: Frontier, servers: int) -> str:
     """How many GPUs suffice, or that fresh hours break the goal on them, in words."""
     gpus = servers * job.size
     if not job.replayed and job.kept.broken_later(job.at(servers).plan.bins):
-        return f"{gpus} GPUs keep the goal in one hour and break it in another: leave out --gpus and --available."
+        said = f"{gpus} GPUs keep the goal in one hour and break it in another, so that more may be needed"
+        return f"{said}: without --gpus and --available the search goes on."
     return f"{gpus} GPUs keep the goal: --gpus {gpus}, or --available {gpus}."
 
 
@@ -269,7 +282,8 @@ def outcome(
         lines.append(f"{text} {latency(best.p95_ttft_ms)}{worst}{itl}.")
     if breaking is not None:
         parts = " with so few parts of an adapter" if limited else ""
-        lines.append(f"The goal: {slo}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")
+        goal = "every server serves its load, with no latency limits" if slo.is_none else slo
+        lines.append(f"The goal: {goal}.{'' if reachable else f' No number of GPUs keeps it{parts}.'}")
     elif spare:
         lines.append("When any GPU is lost, the goal is kept at the rates as given.")
     fewer = [point for point in points if point.n_gpus < best.n_gpus]
@@ -308,12 +322,13 @@ def _breaking(point: FrontierPoint, breaking: int, spare: int, raised: str, why:
     breaks it. `raised`: see `_raised`."""
     none = len(_silent(point))
     silent = f" ({counted(none, 'adapter')} without an answer)" if none else ""
-    if breaking:
+    if breaking and not point.plan.workload.slo.is_none:
         when = " in another hour" if point.broken_later else raised
         reason = why(point) if when else ""
         return f"breaks for {breaking:,} of {counted(len(point.plan.workload), 'adapter')}{when}{reason}{silent}"
     slo = point.plan.workload.slo
-    servers = f" on {counted(len(point.queueing), 'server')}" if slo.keys("server") and point.queueing else ""
+    failing = point.queueing if slo.keys("server") else (*point.starving, *point.queueing) if slo.is_none else ()
+    servers = f" on {counted(len(failing), 'server')}" if failing else ""
     what = _requests(point, slo) or servers or (" when a GPU is lost" if spare else " in some hours")
     return f"breaks{what}{silent}"
 

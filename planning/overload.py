@@ -26,20 +26,33 @@ GAIN = 0.02  # Share of the requests within limits by which a plan must be bette
 PARTS = 50  # Numbers of adapters without an answer differ if they are so many parts of the adapters apart.
 
 
+class _Worth(NamedTuple):
+    """What plans, or one server with different slots, are compared by: first the answers, then the requests per second
+    within their limits.
+
+    `answers`: 0 if each adapter is served, if only late; else the lower, the more adapters get no answer.
+    """
+
+    answers: int
+    within_s: float
+
+
 class _Kept(NamedTuple):
-    """What servers give: whether each of their adapters is served, if only late; how many of their adapters get no
-    answer; and the share, or the rate, of the requests within their limits."""
+    """What a server gives: whether each of its adapters is served, if only late; how many of them get no answer; its
+    requests per second, and the share of these within their limits; without limits, the share of its load served."""
 
     all_served: bool
     silent: int
-    adapters: int
+    requests_s: float
     share: float
 
-    @property
-    def worth(self) -> tuple[int, float]:
-        """What is compared. Adapters without an answer count in `PARTS` of all, since it is chance which of those with
-        few requests get none while a queue grows."""
-        return (0 if self.all_served else -1 - self.silent * PARTS // self.adapters), self.share
+
+def _worth(servers: Sequence[_Kept], adapters: int) -> _Worth:
+    """The worth of servers with so many adapters, the same in any order. Adapters without an answer count in `PARTS` of
+    all, since it is chance which of those with few requests get none while a queue grows."""
+    served, silent = all(each.all_served for each in servers), sum(each.silent for each in servers)
+    within_s = math.fsum(each.requests_s * each.share for each in servers)
+    return _Worth(0 if served else -1 - silent * PARTS // adapters, within_s)
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,19 @@ class Overload:
             if self._worth(made) > self._enough(bins):
                 self.job.put(made)
 
+    def with_few_slots(self, point: FrontierPoint) -> tuple[float, int]:
+        """The share of the requests within limits if each server of a plan far beyond the limits had the fewer slots
+        with which its share is largest, and how many adapters would get no answer; NaN and 0 for another plan."""
+        if not self._late(point):
+            return math.nan, 0
+        tried = (
+            [item.with_slots(item.max_loras >> k) for k in range(item.max_loras.bit_length())]
+            for item in point.plan.bins
+        )
+        best = [max(self._kept(some), key=lambda each: each.share) for some in tried]
+        within_s = math.fsum(each.requests_s * each.share for each in best)
+        return within_s / math.fsum(each.requests_s for each in best), sum(each.silent for each in best)
+
     def _late(self, point: FrontierPoint) -> bool:
         job = self.job
         if point.holds or job.spare or point.slo_attainment >= job.workload.slo.share or job.over():
@@ -84,38 +110,37 @@ class Overload:
         return best
 
     def _kept(self, bins: Sequence[Bin]) -> list[_Kept]:
+        fleet = self.job.workload
         return [
             _Kept(
                 all(hour.holds[1:]) and not np.isnan(hour.adapters.p95_ttft_ms).any(),
-                int(hour.adapters.silent.sum()), len(item.adapters),
-                float(np.nan_to_num(hour.figures.slo_attainment)),
+                int(hour.adapters.silent.sum()), item.requests_s(fleet),
+                float(np.nan_to_num(hour.figures.served_share if fleet.slo.is_none else hour.figures.slo_attainment)),
             )
-            for item, hour in zip(bins, self.job.hours.all(bins, self.job.workload), strict=True)
+            for item, hour in zip(bins, self.job.hours.all(bins, fleet), strict=True)
         ]  # fmt: skip
 
-    def _worth(self, bins: Sequence[Bin]) -> tuple[int, float]:
-        """The worth of a plan, the same for the same servers in any order."""
-        fleet, kept = self.job.workload, self._kept(bins)
-        rates = (item.requests_s(fleet) * each.share for item, each in zip(bins, kept, strict=True))
-        all_served, silent = all(each.all_served for each in kept), sum(each.silent for each in kept)
-        return _Kept(all_served, silent, len(fleet), math.fsum(rates)).worth
+    def _worth(self, bins: Sequence[Bin]) -> _Worth:
+        return _worth(self._kept(bins), len(self.job.workload))
 
-    def _enough(self, bins: Sequence[Bin]) -> tuple[int, float]:
+    def _enough(self, bins: Sequence[Bin]) -> _Worth:
         """What the worth of a plan must exceed for it to replace this one."""
-        served, share = self._worth(bins)
-        return served, (1.0 + GAIN) * share
+        answers, within_s = self._worth(bins)
+        return _Worth(answers, (1.0 + GAIN) * within_s)
 
     def _slotted(self, bins: Sequence[Bin]) -> list[Bin]:
         """Each server with the slots of the most worth. On an overloaded server with very few slots, the adapters that
         have one keep it, and their requests keep their limits, while the others get no answer."""
 
-        def judged(some: Sequence[Bin]) -> list[tuple[int, float]]:
-            return [each.worth for each in self._kept(some)]
+        def judged(some: Sequence[Bin]) -> list[_Worth]:
+            found = zip(some, self._kept(some), strict=True)
+            return [_worth([each], len(item.adapters)) for item, each in found]
 
         best = [item.with_slots(likely_slots(self.job.workload, item)) for item in bins]
-        found, enough = judged(best), (0, self.job.workload.slo.share)
+        found = judged(best)
+        enough = [_Worth(0, self.job.workload.slo.share * item.requests_s(self.job.workload)) for item in bins]
         for step in (-1, 1):
-            open_ = {k for k, worth in enumerate(found) if worth < enough}
+            open_ = {k for k, worth in enumerate(found) if worth < enough[k]}
             now = dict(enumerate(best))
             while open_ and not self.job.over():
                 next_ = {k: near[0] for k in open_ if (near := neighbours(now[k], step))}

@@ -183,7 +183,18 @@ class Deployment:
                 return None
         self.low = min(job.least() + job.spare, most)
         first = None if job.hopeless else job.first(self.low, most, fresh=self.rounds > 0)
-        return self._plan(first if first is None or self.rounds else job.lower(first))
+        first = first if first is None or self.rounds else job.lower(first)
+        return self._plan(first if first is None or not job.workload.slo.is_none else self._served_by(first))
+
+    def _served_by(self, first: int) -> int:
+        """The fewest servers, up to `first`, that serve the load with the slots that suit an overloaded server best."""
+        job = self.job
+        while first > 1 and not job.over():
+            Overload(job).reslotted(job.at(first - 1))
+            if not job.at(first - 1).holds:
+                break
+            first -= 1
+        return first
 
     def _plan(self, first: int | None) -> Plan | None:
         self.first = first

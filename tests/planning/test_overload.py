@@ -65,6 +65,44 @@ def test_no_adapter_is_left_without_an_answer(h100: packer.Profile) -> None:
     assert "without an answer" not in plan.decision
 
 
+@pytest.mark.usefixtures("whole_hours")
+def test_what_answers_for_all_cost_is_told(h100: packer.Profile) -> None:
+    """Where fewer slots would keep far more requests within limits by leaving adapters without an answer, a sentence
+    has both shares, and the number of these adapters."""
+    fleet = packer.read_workload("examples/workloads/azure-conv-2023.csv")
+    plan = packer.recommend(fleet, h100, max_gpus=1)
+    (told,) = [each for each in plan.reasons if each.startswith("Answers to")]
+    (item,) = plan.bins
+    few = [packer.simulate(fleet, h100, max_loras=n, max_lora_rank=32) for n in (4, 2, 1) if n < item.max_loras]
+    best = max(few, key=lambda run: run.slo_attainment)
+    own = float(np.nan_to_num(plan.evaluations.slo_attainment[0]))
+    assert best.slo_attainment > own + 0.05
+    assert f"{own:.1%} are, with fewer slots {best.slo_attainment:.1%} would be" in told
+    assert f"Answers to {int(np.isnan(best.adapter_mean_ttft_ms).sum())} adapters cost" in told
+    assert not any(each.startswith("Answers to") for each in packer.recommend(fleet, h100, max_gpus=3).reasons)
+
+
+def test_without_limits_most_of_the_load_is_served(h100: packer.Profile) -> None:
+    """On too few servers without a latency goal, the slots are those that serve most of the load, and the text says
+    what the goal is."""
+    fleet = packer.read_workload("examples/workloads/azure-conv-2023.csv")
+    plan = packer.recommend(fleet, h100, max_gpus=1, slo="none")
+    (item,) = plan.bins
+    most = packer.simulate(fleet, h100, max_loras=96, max_lora_rank=32).served_share
+    assert item.max_loras < 96
+    assert plan.evaluations.total_token_throughput[0] / plan.evaluations.offered_tok_s[0] > 1.2 * most
+    assert "the goal breaks on 1 server" in plan.decision
+    assert "The goal: every server serves its load, with no latency limits." in plan.decision
+
+
+@pytest.mark.usefixtures("whole_hours")
+def test_a_number_of_gpus_that_serves_the_load_is_planned_with(h100: packer.Profile) -> None:
+    """Without limits, the plan has no more GPUs than a row of the table that keeps the goal."""
+    fleet = packer.read_workload("examples/workloads/azure-conv-2023.csv")
+    plan = packer.recommend(fleet, h100, slo="none")
+    assert plan.n_gpus == min(row["n_gpus"] for row in plan.frontier if row["holds"])
+
+
 def test_gpus_at_hand_are_used(h100: packer.Profile) -> None:
     """That one adapter more keeps its limits by chance is no reason for half of the GPUs, on which all wait longer."""
     fleet = packer.read_workload("examples/workloads/azure-code-2023.csv")
@@ -102,7 +140,7 @@ def test_the_order_of_equal_servers_makes_no_plan_better(
     """As many requests keep their limits on the same servers in any order, to the last digit: sums are exact."""
     bins = [packer.Bin(tuple(range(k, 30, 5)), h100.settings(2, 32), h100) for k in range(5)]
     monkeypatch.setattr(
-        Overload, "_kept", lambda _self, some: [_Kept(True, 0, 6, 0.1 * item.adapters[0] + 0.1) for item in some]
+        Overload, "_kept", lambda _self, some: [_Kept(True, 0, 1.0, 0.1 * item.adapters[0] + 0.1) for item in some]
     )
     assert len({Overload(job)._worth(some) for some in permutations(bins)}) == 1
 
@@ -114,10 +152,9 @@ def test_hardly_more_requests_within_limits_are_no_reason_for_a_longer_wait(
     first, more, most = ([packer.Bin((k,), h100.settings(2, 32), h100)] for k in range(3))
     shares = (0.5, 0.505, 0.6)
     monkeypatch.setattr(
-        Overload, "_kept", lambda _self, some: [_Kept(True, 0, 1, shares[item.adapters[0]]) for item in some]
+        Overload, "_kept", lambda _self, some: [_Kept(True, 0, 1.0, shares[item.adapters[0]]) for item in some]
     )
     monkeypatch.setattr(Overload, "_slotted", lambda _self, bins: bins)
-    monkeypatch.setattr(packer.Bin, "requests_s", lambda *_: 1.0)
     assert Overload(job).best([first, more], 1) is first
     assert Overload(job).best([first, more, most], 1) is most
 
