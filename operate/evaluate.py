@@ -43,6 +43,11 @@ SHOWN = (
 """Figures of a server in the JSON result."""
 MORE_HOURS = 13  # Hours that show whether breaks are rare, if one of the first breaks a plan's limits.
 RARE = 2  # Number of these hours that may break the limits.
+MOST_HOURS, MOST_BROKEN = 40, 3
+"""Hours that are simulated where `MORE_HOURS` leave open whether more than `SELDOM` break the limits, and the number of
+these that may: two, and one standard error."""
+SELDOM, CLEAR = 0.05, 0.01
+"""The share of hours that may break a plan's limits; more do if chance breaks so many with a smaller probability."""
 
 
 class Worst(NamedTuple):
@@ -308,12 +313,16 @@ def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, hours: Hours)
 
 def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
     """How many adapters are beyond their limits in the first hour and in `FRESH_HOURS` further ones; if one of these
-    breaks the limits, in `MORE_HOURS` in all, unless fewer show that this is neither rare nor chance. If the first hour
-    keeps the limits, servers draw their own random numbers in the further ones, which are not shown."""
+    breaks the limits, in `MORE_HOURS` in all, or if these leave it open, in `MOST_HOURS`, unless fewer show that this
+    is neither rare nor chance. If the first hour keeps the limits, servers draw their own random numbers in the further
+    ones, which are not shown."""
     found = [_beyond(plan, changed, hours, hours.seed)]
     apart = not found[0]
-    for place in range(1, MORE_HOURS):
-        if (not any(found) and place > FRESH_HOURS) or not _rare(found, changed):
+    for place in range(1, MOST_HOURS):
+        rare = _rare(found, changed)
+        if (not any(found) and place > FRESH_HOURS) or (rare and place >= MORE_HOURS):
+            break
+        if not rare and _often(found) < CLEAR:
             break
         found.append(_beyond(plan, changed, hours, seeds.fresh(hours.seed, place), apart=apart))
     return found
@@ -322,7 +331,14 @@ def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
 def _rare(found: Sequence[float], changed: Changed) -> bool:
     """Whether the limits break in so few of these hours, or by chance alone, that this is no reason for another plan.
     Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`)."""
-    return sum(map(bool, found)) <= RARE or not more_than_chance(found, len(changed.workload))
+    broken, most = sum(map(bool, found)), RARE if len(found) < MOST_HOURS else MOST_BROKEN
+    return broken <= most or not more_than_chance(found, len(changed.workload))
+
+
+def _often(found: Sequence[float]) -> float:
+    """The probability with which as many of these hours break the limits by chance, if `SELDOM` of all hours do."""
+    n, broken = len(found), sum(map(bool, found))
+    return sum(math.comb(n, k) * SELDOM**k * (1.0 - SELDOM) ** (n - k) for k in range(broken, n + 1))
 
 
 def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -> Worst | None:
