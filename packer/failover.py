@@ -78,7 +78,8 @@ def with_slots_for_loss(
     """The bins with enough slots for the loss of any other bin; None if an adapter then fits nowhere. `slotted`: gives
     the remaining bins the slots that they need; None if no number of slots is enough."""
     slots = [item.max_loras for item in bins]
-    for lost in range(len(bins)):
+    # The loss of the most loaded server is the first that is too much for the others.
+    for lost in sorted(range(len(bins)), key=lambda k: -bins[k].offered_tok_s(workload)):
         left, unplaced = without_server(workload, bins, lost)
         made = None if unplaced else slotted(left)
         if made is None:

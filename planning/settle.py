@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -75,7 +74,11 @@ def with_best_slots(
 
 def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bool]) -> list[Bin]:
     """Each server with the slots that it needs when any other server is lost; unchanged if none suffice."""
-    slotted = partial(with_best_slots, kept, hours=[kept.given], over=over)
+
+    def slotted(left: Sequence[Bin]) -> list[Bin] | None:
+        made = with_best_slots(kept, left, [kept.given], over)
+        return made if over() or kept.holds_in(made, kept.given) else None
+
     return with_slots_for_loss(kept.workload, bins, slotted) or list(bins)
 
 

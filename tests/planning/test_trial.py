@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from packer import Adapter, Bin, Workload
-from packer.planning.kept import KeptHours
+from packer.planning import settle
+from packer.planning.kept import Hour, KeptHours
 from packer.planning.trial import Trial
 from packer.profile import Profile
 from packer.twin.hours import Hours
@@ -51,3 +52,18 @@ def test_a_proposal_that_can_not_be_worse_is_better_than_none(server: Profile, m
     trial = Trial(kept, 0, lambda: False)
     trial.go_on([held(server, 2, 2), held(server, 1, 3)])
     assert [len(item.adapters) for item in trial.best] == [2, 2]
+
+
+def test_one_loss_that_is_too_much_is_enough(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots for losses are looked for until the others can't hold the adapters of a lost server, fullest ones first."""
+    fleet, after = Workload([Adapter(f"a{k}", 8, 3.2) for k in range(24)]), []
+    real = settle.with_best_slots
+
+    def noted(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], over: Callable[[], bool]) -> list[Bin]:
+        after.append([len(item.adapters) for item in bins])
+        return real(kept, bins, hours, over)
+
+    monkeypatch.setattr(settle, "with_best_slots", noted)
+    kept, bins = KeptHours(fleet, fleet, 0, Hours(0)), held(server, 2, 10, 12)
+    assert settle.with_spare_slots(kept, bins, lambda: False) == bins
+    assert after == [[12, 12]]
