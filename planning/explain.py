@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from packer.arrays import FloatArray
 from packer.bin import Bin
 from packer.evaluation import WHOLE_GOAL
 from packer.goal import Goal
@@ -98,17 +99,20 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tuple[Plan, str]:
     """The plan that is nearest to the goal, with what would keep it: the one with the fewest GPUs on which hardly more
-    adapters break it than on any. If the GPUs at hand are too few, the number of GPUs with the most requests within
-    their limits, and a plan on it on which every adapter gets answers (`Overload`). `late`: adapters that cannot keep
-    the goal, on servers of their own in the plan."""
+    adapters break it than on any, and no queue grows. If the GPUs at hand are too few, the number of GPUs with the most
+    requests within their limits, and a plan on it on which every adapter gets answers (`Overload`). `late`: adapters
+    that cannot keep the goal, on servers of their own in the plan."""
 
-    def over(point: FrontierPoint) -> int:
-        used = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
-        return int((np.nan_to_num(used, nan=np.inf) > 1.0).sum())
+    def used(point: FrontierPoint) -> FloatArray:
+        of_adapters = np.ones(1) if point.plan.adapters is None else point.plan.adapters.slo_used
+        return np.nan_to_num(of_adapters, nan=np.inf, posinf=np.inf)
 
     limited, traded = max_gpus is not None and not job.hopeless, list[str]()
-    most = min(map(over, job.points)) + HARDLY_MORE * len(job.workload)
-    nearest = next(point for point in job.points if over(point) <= most)
+    over = {point.n_gpus: int((used(point) > 1.0).sum()) for point in job.points}
+    most = min(over.values()) + HARDLY_MORE * len(job.workload)
+    near = [point for point in job.points if over[point.n_gpus] <= most]
+    # Queues that grow are worse than limits that no server keeps.
+    nearest = next((point for point in near if np.isfinite(used(point)).all()), near[0])
     if limited:
         best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
         nearest = Overload(job).at(best.n_gpus)
@@ -369,7 +373,8 @@ def _shortcoming(point: FrontierPoint, slo: Goal, spare: int, why: Callable[[Fro
     late, slow = adapters.p95_ttft_ms > ttft_ms, adapters.mean_itl_ms > itl_ms
     if slow.any() and not late.any():
         return f"{breaks}: ITL up to {adapters.mean_itl_ms[slow].max():.0f} ms"
-    if beyond := int((late | slow | (adapters.slo_used > 1.0)).sum()):
+    of_limits = late | slow if slo.of_adapters else np.zeros(len(late), dtype=np.bool_)
+    if beyond := int((of_limits | (adapters.slo_used > 1.0)).sum()):
         return f"{breaks} of {beyond:,} of {len(late):,} adapters{why(point)}"
     if requests := _requests(point, slo):
         return f"{breaks}{requests}"

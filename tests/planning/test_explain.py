@@ -154,3 +154,22 @@ def test_a_cheaper_mix_of_kinds_says_nothing_about_a_number_of_gpus(server: Prof
     )
     assert few.n_gpus < many.n_gpus
     assert "2 GPUs" not in finished(job, many.plan, many, holds=True)[1]
+
+
+def test_a_goal_that_no_server_keeps_is_no_reason_for_queues(server: Profile) -> None:
+    """Where all adapters break an ITL limit on any number of GPUs, the plan has so many that no queue grows."""
+    fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(60)])
+    plan = packer.recommend(fleet, server, slo="mean_itl_ms=5")
+    assert plan.decision.splitlines()[2].endswith("No number of GPUs keeps it.")
+    assert plan.adapters is not None
+    assert np.isfinite(plan.adapters.slo_used).all()
+    assert plan.n_gpus > 1
+    assert not np.isfinite(plan.frontier[0]["p95_ttft_ms"]) or plan.frontier[0]["p95_ttft_ms"] > 2000.0
+
+
+def test_late_requests_are_no_adapters_beyond_limits_of_their_own() -> None:
+    """Where the goal limits the TTFT of requests, fewer GPUs break it for a share of the requests, for no adapter."""
+    fleet = Workload([Adapter(f"a{i}", (8, 16, 32)[i % 3], 21.0 / 60) for i in range(60)])
+    told = packer.recommend(fleet, packer.load_profile("h100-64gb/llama-3.1-8b-instruct"), slo="ttft_ms=500").decision
+    assert re.search(r"GPUs? breaks? the goal for \d+\.\d% of the requests\.", told)
+    assert "adapters." not in told
