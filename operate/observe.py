@@ -32,6 +32,7 @@ from packer.words import counted, listed, none_called
 from packer.workload import SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 FEW = 384  # Of fewer requests, the total rate is known to no better than 10 %, with a confidence of 95 %.
+FASTEST = 10_000.0  # Requests per second beyond which times are hardly in seconds.
 MOST_BLOCKS, MOST_WRITTEN = 10_000_000, 1_000_000
 """How many blocks stand for the content of requests of which only cached tokens are known: replayed, or in a file."""
 
@@ -46,6 +47,9 @@ def observe_log(
     if len(trace) < FEW:
         alone, by = f"{counted(len(trace), 'request')} alone", f"by up to {1.96 * len(trace) ** -0.5:.0%}"
         notes.append(f"{alone}: the rate may differ {by} by chance; a longer log says more")
+    elif len(trace) > FASTEST * trace.span_s:
+        within = f"{len(trace):,} requests within {trace.span_s:.2g} s"
+        notes.append(f"{within}: are these times in seconds, or in days, as spreadsheets count them?")
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)
     if replay and fleet.arrivals.trace is not None:
         fleet = fleet.replaying(_sharing(fleet.arrivals.trace, trace.cached_tokens, MOST_WRITTEN))
