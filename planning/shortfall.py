@@ -89,16 +89,18 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
     longer = [_longer(job.workload, factor) for factor in LONGER]
-    found: dict[str, int] = {}
+    found, wider = dict[str, int](), list[str]()
     for point in job.points:
         if point.n_gpus > most or job.over():
             break
         bins = point.plan.bins
-        goals = _kept(job, bins, job.kept.given) - set(found)  # this hour is simulated already
+        # This hour is simulated already. No wider limit than one that fewer keep is worth more hours.
+        goals = _kept(job, bins, job.kept.given) - set(found) - set(wider)
         fresh = [] if job.replayed or not goals else job.kept.fresh(bins, job.number)
         for hour in (job.kept.planned, *reversed(job.kept.hours), *fresh):
             goals = goals and goals & _kept(job, bins, hour)
-        narrowest = next((goal for goal in longer if goal in goals | found.keys()), None)
+        narrowest = next((goal for goal in longer if goal in goals), None)
+        wider = longer[longer.index(narrowest) :] if narrowest else wider
         found |= dict.fromkeys(sorted(goals - (set(longer) - {narrowest})), point.n_gpus)
     wide, narrow = (found.get(_share(share), math.inf) for share in sorted(SHARES))
     # The smaller share of adapters is only worth naming if it takes fewer GPUs.

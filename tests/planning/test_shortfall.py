@@ -139,6 +139,28 @@ def test_a_weaker_goal_is_kept_in_each_fresh_hour(
     assert shortfall.weaker_goals(cast("Any", job), cast("Any", best)) == goals
 
 
+def test_no_hours_are_simulated_for_limits_wider_than_those_that_fewer_gpus_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A goal near what an idle server needs has plans on hundreds of GPUs: each kept wider limits in all hours anew."""
+    looked = list[tuple[int, int]]()
+
+    def kept_goals(_job: object, bins: tuple[int, ...], hour: int) -> set[str]:
+        looked.append((len(bins), hour))
+        return {f"--slo p95_ttft_ms={limit}" for limit in (10000, 20000)}
+
+    monkeypatch.setattr(shortfall, "_kept", kept_goals)
+    kept = SimpleNamespace(given=0, planned=1, hours=[2], fresh=lambda _bins, _number: [3, 4])
+    points = [SimpleNamespace(n_gpus=n, plan=SimpleNamespace(bins=(0,) * n)) for n in (1, 2)]
+    job = SimpleNamespace(
+        spare=0, workload=Workload([Adapter("a", 8, 1.0)]), points=points, over=lambda: False, kept=kept,
+        replayed=False, number=0,
+    )  # fmt: skip
+    best = SimpleNamespace(n_gpus=9, holds=True)
+    assert shortfall.weaker_goals(cast("Any", job), cast("Any", best)) == {"--slo p95_ttft_ms=10000": 1}
+    assert looked == [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0)]
+
+
 def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
     """Goals are listed by the GPUs that are enough for them; without any nothing is said."""
     assert weaker_words({}) == ""
