@@ -148,7 +148,10 @@ def _limits(sim: Run) -> list[Limit]:
     if sim.completed:
         outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms
         usage = f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server"
-        found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, "fewer adapters per GPU"))
+        few = raw.server["tokenizer_places"] > 0
+        advice = f"max_num_seqs {sim.workload.n_loras}, for their tokenizers, or " if few else ""
+        advice += "fewer adapters per GPU"
+        found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, advice))
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
         found.append(Limit("slots", slots, f"{active:.0f} of {sim.max_loras} in use", _more_slots(sim)))

@@ -61,6 +61,17 @@ def test_first_requests_of_many_adapters_wait_in_the_front_end() -> None:
     assert limit_of(run(fleet, 96)).name == "front end"
 
 
+def test_more_sequences_keep_more_tokenizers() -> None:
+    """Before vLLM 0.11 an API server with fewer `max_num_seqs` than adapters loads tokenizers again and again: the
+    number that is advised ends that."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.01) for k in range(300)])
+    profile = with_engine(packer.load_profile("h100-64gb/llama-3.1-8b-instruct"), max_num_seqs=64)
+    short = packer.simulate(fleet, profile, max_loras=64, duration_s=1800.0)
+    assert limit_of(short).advice == "max_num_seqs 300, for their tokenizers, or fewer adapters per GPU"
+    ample = packer.simulate(fleet, with_engine(profile, max_num_seqs=300), max_loras=64, duration_s=1800.0)
+    assert ample.mean_ttft_ms < 0.3 * short.mean_ttft_ms
+
+
 def test_first_uses_of_adapters_break_a_limit_that_they_exceed() -> None:
     """Where adapters are used for the first time all over the hour, and each first use takes about as long as TTFT may,
     first uses limit the server, by the work of the API server from the profile; without it the limit is kept. Requests
