@@ -154,6 +154,8 @@ class Output:
             if "fewer GPUs" in profile.provenance:
                 gpus = counted(profile.engine.gpus, "GPU")
                 self.note(f"each server of {profile.gpu.name} has {gpus}; {profile.provenance['fewer GPUs']}.")
+            if "left out" in profile.provenance:
+                self.note(f"left out: {profile.provenance['left out']}")
 
     def progress(self, what: str = "starting") -> AbstractContextManager[Progress]:
         """Show a progress bar on a terminal, unless quiet. `what`: what is done before its first update."""

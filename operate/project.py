@@ -92,7 +92,8 @@ def _more_gpus(model: str, gpu: str, settings: Mapping[str, Any], rank: int) -> 
 def profiles_for(
     model: str, gpu: str, sizes: Mapping[str, Sequence[int]], settings: Mapping[str, Any], rank: int = 0
 ) -> list[Profile]:
-    """Profiles of servers of several sizes, for a plan to choose from. Servers that do not start are left out.
+    """Profiles of servers of several sizes, for a plan to choose from. Servers that do not start are left out, and the
+    provenance of the first profile says why.
 
     `sizes`: values of `tensor_parallel_size` and `data_parallel_size`; all combinations are made. `rank`: as
     for `profile_for`, whose errors are raised if no server starts.
@@ -105,6 +106,9 @@ def profiles_for(
             refused.append(error)
     if not found:
         raise refused[0]
+    if refused:
+        why = " ".join(dict.fromkeys(map(str, refused)))
+        found[0] = replace(found[0], provenance={**found[0].provenance, "left out": why})
     return found
 
 

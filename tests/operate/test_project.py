@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -31,6 +32,8 @@ def test_a_server_costs_what_its_gpus_cost() -> None:
     assert [each.gpu.price_per_hour for each in found] == [pytest.approx(n * one) for n in (1, 2, 4, 8)]
     small = profiles_for(MODEL, "rtx4090", sizes(1, 2, 4, 8), SETTINGS)
     assert [each.engine.tensor_parallel_size for each in small] == [4, 8]
+    assert re.search(r"leaves no memory.* What does: --tensor-parallel-size 4", small[0].provenance["left out"])
+    assert not any("left out" in each.provenance for each in (*found, small[1]))
     with pytest.raises(IncompatibleError, match="leaves no memory"):
         profiles_for(MODEL, "rtx4090", sizes(1, 2), SETTINGS)
 
