@@ -152,7 +152,7 @@ def _apart(job: Frontier, plan: Plan, late: Sequence[int]) -> list[str]:
         return []
     names = listed(job.workload.names[i] for i in late)
     own = [k + job.before for k, item in enumerate(plan.bins) if set(item.adapters) <= set(late)]
-    rest = " All others keep it." if job.kept.breaking(plan.bins) <= len(late) else ""
+    rest = " All others keep it." if not job.spare and job.kept.breaking(plan.bins) <= len(late) else ""
     return [f"Adapters that cannot keep the goal, apart on server{'s' * (len(own) > 1)} {listed(own)}: {names}.{rest}"]
 
 

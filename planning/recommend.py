@@ -176,7 +176,7 @@ class Deployment:
         """The plan on the fewest GPUs that keep the limits, searched upwards from those on which nothing starves."""
         job, most = self.job, self.job.most(self.max_gpus)
         bins, late = others_kept(job, self.max_gpus) if job.parts.too_hot else ([], ())
-        if bins and (job.hopeless or job.kept.holds(bins)):
+        if bins and (job.hopeless or job.kept.holds(bins, job.spare)):
             most = job.put(bins).n_gpus
             if job.hopeless:
                 self.late = late

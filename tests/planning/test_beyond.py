@@ -7,6 +7,7 @@ import pytest
 
 import packer
 from packer.adapter import Adapter
+from packer.arrival import Arrivals
 from packer.lengths import Lengths
 from packer.plan import Plan, Status
 from packer.planning.beyond import others_kept
@@ -61,6 +62,16 @@ def test_too_few_gpus_are_first_for_those_that_can_keep_the_goal(fleet: Workload
     assert broken(plan) == list(LONG)
 
 
+def test_far_too_few_gpus_are_for_those_that_can_keep_the_goal(h100: Profile) -> None:
+    """Where even those are too many for the GPUs at hand, they have all GPUs but one, on which some of them keep it."""
+    adapters = [Adapter(f"a{i}", 8, 2.0, input_tokens=Lengths.constant(300)) for i in range(28)]
+    adapters += [Adapter(f"long{i}", 8, 0.3, input_tokens=Lengths.constant(60_000)) for i in range(3)]
+    plan = packer.recommend(Workload(adapters), h100, max_gpus=3)
+    assert plan.n_gpus <= 3
+    assert plan.bins[-1].adapters == (28, 29, 30)
+    assert len(broken(plan)) < 31
+
+
 def test_a_share_of_adapters_takes_no_gpus_for_those_that_cannot_keep_the_goal(fleet: Workload, h100: Profile) -> None:
     """Where some may break the goal, those that break it anyway are apart: the plan takes no more GPUs than the one of
     all adapters that shows them late."""
@@ -68,6 +79,32 @@ def test_a_share_of_adapters_takes_no_gpus_for_those_that_cannot_keep_the_goal(f
     assert plan.status is not Status.INFEASIBLE
     assert plan.n_gpus <= packer.recommend(fleet, h100).n_gpus
     assert broken(plan) == list(LONG)
+
+
+def test_a_gpu_that_may_be_lost_is_one_of_those_that_keep_the_goal(fleet: Workload, h100: Profile) -> None:
+    """With a spare GPU, too, the others keep the goal; nothing is said of losses, which nobody simulated."""
+    plan = packer.recommend(fleet, h100, spare=1)
+    assert broken(plan) == list(LONG)
+    assert plan.n_gpus == packer.recommend(fleet, h100).n_gpus + 1
+    assert "All others" not in plan.reasons[1]
+
+
+def test_a_class_that_no_server_keeps_is_apart_from_the_others(h100: Profile) -> None:
+    """The lightest adapters of one class break its limits: those of another keep theirs."""
+    classes = (("batch", packer.goal.Limits(15_000.0, 200.0)), ("chat", packer.goal.Limits(20.0, 50.0)))
+    adapters = [Adapter(f"a{i}", 8, (0.2, 0.6)[i % 2], slo_class=("chat", "batch")[i % 2]) for i in range(12)]
+    bins, late = others_kept(Frontier(Workload(adapters, slo=packer.Slo(classes=classes)), h100), None)
+    assert late == tuple(range(0, 12, 2))
+    assert [set(item.adapters) <= set(late) for item in bins] == [False, True]
+
+
+def test_adapters_that_break_the_goal_anyway_take_few_gpus(h100: Profile) -> None:
+    """Their servers keep up in an hour: none is added for bursts of other hours, which only make them later."""
+    adapters = [Adapter("long", 8, 0.3, input_tokens=Lengths.constant(60_000))]
+    adapters += [Adapter(f"a{i}", 8, 0.4) for i in range(20)]
+    fleet = Workload(adapters, arrivals=Arrivals("unpredictable"))
+    plan = packer.recommend(fleet, h100)
+    assert sum(item.adapters == (0,) for item in plan.bins) <= 4
 
 
 def test_a_part_that_no_server_serves_is_apart_too(h100: Profile) -> None:
