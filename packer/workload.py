@@ -109,6 +109,10 @@ class Workload:
     def __len__(self) -> int:
         return len(self.adapters)
 
+    def __hash__(self) -> int:
+        # Hours are keys, and hashing thousands of adapters each time took a sixth of a plan for 5,000.
+        return hash((len(self.adapters), self.rate))
+
     def __repr__(self) -> str:
         return f"<Workload {self.name!r}: {len(self):,} adapters, {self.rate:g} req/s, {self.arrivals.kind}>"
 
@@ -259,7 +263,8 @@ class Workload:
     @property
     def assuming(self) -> int:
         """Number of adapters with `assumed_lengths`."""
-        return sum(any(getattr(a, side) is None for side in self.assumed_lengths) for a in self.adapters)
+        sides = self.assumed_lengths
+        return sum(any(getattr(a, side) is None for side in sides) for a in self.adapters)
 
     def slot_rank(self, given: int | None = None) -> int:
         """`max_lora_rank` of slots that hold every adapter: `given`, or else the smallest that vLLM accepts. Raises

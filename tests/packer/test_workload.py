@@ -182,6 +182,16 @@ def test_lengths_that_nobody_gave_are_known_as_such() -> None:
     assert (some.assumed_lengths, some.assuming, bare.assuming) == (("output_tokens",), 1, 1)
 
 
+def test_equal_fleets_are_one_key_without_a_look_at_each_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of a fleet are keys of many tables: its hash is that of an equal fleet, and reads no adapter twice."""
+    adapters = [Adapter("a", 8, 0.1), Adapter("b", 16, 0.2)]
+    one, same, other = Workload(adapters), Workload(adapters), Workload(adapters).scaled(2.0)
+    assert {one: 1}[same] == 1
+    assert other not in {one}
+    monkeypatch.setattr(Adapter, "__hash__", lambda _self: pytest.fail("an adapter was hashed"))
+    assert hash(one) == hash(same)
+
+
 def test_models_are_named_by_all_or_none() -> None:
     """An adapter without a base model in a fleet that has several could be placed on a wrong server."""
     both = Workload([Adapter("a", 8, 1.0, model="llama"), Adapter("b", 8, 1.0, model="qwen")])
