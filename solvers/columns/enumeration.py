@@ -40,7 +40,10 @@ def cheapest_cover(kinds: Sequence[Feasibility], prices: FloatArray, *, most: in
     held = [rows[kind.evaluate(rows)] for kind in kinds]
     owner = np.repeat(np.arange(len(kinds)), [len(each) for each in held])
     bins = np.concatenate(held)
-    use, proven = solve_integer(bins, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True)
+    use, proven = solve_integer(
+        bins, classes.demand, time_limit_s=time_limit_s, prices=prices[owner], exact_cover=True,
+        work=kinds[0].problem.evaluator.work,
+    )  # fmt: skip
     return None if use is None else Cover(np.repeat(bins, use, axis=0), np.repeat(owner, use), proven)
 
 
@@ -75,7 +78,10 @@ def packed(feasibility: Feasibility, weights: FloatArray, n_bins: int, *, budget
     parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
     feasible = np.concatenate([none, *(part[feasibility.feasible(part)] for part in parts)])
     useful = weights > 0.0
-    use, proven = solve_integer(feasible[:, useful], demand[useful], time_limit_s=time_limit_s, most_bins=n_bins)
+    use, proven = solve_integer(
+        feasible[:, useful], demand[useful], time_limit_s=time_limit_s, most_bins=n_bins,
+        work=feasibility.problem.evaluator.work,
+    )  # fmt: skip
     return Packed(None if use is None else np.repeat(feasible, use, axis=0), proven and use is None)
 
 

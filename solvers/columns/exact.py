@@ -320,8 +320,8 @@ class ExactSearch:
         columns, (source,) = self.columns, self.columns.sources
         before, improved = len(source.patterns), self._dive(0.0 if step == 0 else 0.05)
         if not self.closed:
-            pool = source.patterns
-            use, _ = solve_integer(pool, columns.demand, time_limit_s=self._seconds)
+            pool, work = source.patterns, self.problem.evaluator.work
+            use, _ = solve_integer(pool, columns.demand, time_limit_s=self._seconds, work=work)
             if use is not None and use.sum() < len(self.bins):
                 improved |= self._realise(list(np.repeat(pool, use, axis=0)))
         if not improved and not self.closed:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from packer.arrays import FloatArray, IntArray
+from packer.solvers.work import CHECKED_ENTRY_S, CHECKED_S, Work
 
 FEW = 16
 """Up to this number of classes (or prices of `Classes.features`), a simplex tableau is faster than
@@ -20,7 +21,7 @@ importing and calling HiGHS."""
 
 MOST_PIVOTS = 1000
 _DUAL_TOLERANCE = 1e-9
-_MOST_CHECKS = 2_000  # HiGHS ends at the latest after so many checks of its limits; programs here take about ten.
+_MOST_S = 10.0  # Most work of an integer program, s: it ends at a check of its limits; most take about ten checks.
 _TOLERANCE = 1e-6  # Tolerance of HiGHS on constraints, for patterns that are not integers.
 
 
@@ -96,22 +97,24 @@ def _by_pivots(patterns: IntArray | FloatArray, demand: IntArray | FloatArray, p
 def solve_integer(
     patterns: IntArray | FloatArray, demand: IntArray | FloatArray, *, time_limit_s: float = np.inf,
     prices: FloatArray | None = None, exact_cover: bool = False, most_bins: float = np.inf,
+    work: Work | None = None,
 ) -> tuple[IntArray | None, bool]:  # fmt: skip
     """Integer use of each pattern (m,) that covers the demand at the lowest price, and whether this is proven. With
     `exact_cover` every class is covered exactly (`patterns` must then include every part of a bin). (None, False) if
-    nothing was found in time, or in `_MOST_CHECKS`; (None, True) if there is no cover of at most `most_bins` patterns.
+    nothing was found in time, or in `_MOST_S` of work; (None, True) if there is no cover of at most `most_bins`
+    patterns. `work`: where its work is counted.
     """
     if not len(patterns):
         return None, bool(np.any(demand > 0))
     import highspy
     import pulp
 
-    checked = 0
+    done_s, each_s = 0.0, CHECKED_S + CHECKED_ENTRY_S * np.count_nonzero(patterns)
 
     def check(_kind: object, _message: str, _state: object, answer: Any, _data: object) -> None:
-        nonlocal checked
-        checked += 1
-        answer.user_interrupt = checked >= _MOST_CHECKS
+        nonlocal done_s
+        done_s += each_s
+        answer.user_interrupt = done_s >= _MOST_S
 
     prices = np.ones(len(patterns)) if prices is None else prices
     model = pulp.LpProblem("cover", pulp.LpMinimize)
@@ -131,6 +134,8 @@ def solve_integer(
             callbackTuple=(check, None), callbacksToActivate=[highspy.cb.HighsCallbackType.kCallbackMipInterrupt],
         )
     )  # fmt: skip
+    if work is not None:
+        work.add(done_s)
     if model.status == pulp.LpStatusInfeasible:
         return None, True
     values = [variable.varValue for variable in use]

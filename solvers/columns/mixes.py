@@ -60,7 +60,8 @@ def cheapest(sources: Sequence[Source], cuts: Sequence[Cut], stock: Mapping[str,
     # A stock of GPUs is a cover constraint with negative coefficients: -used >= -stock.
     demand = np.array([*np.full(len(cuts), 1.0 - _TOLERANCE), *(-stock[name] for name in limited)])
     prices = np.array([source.price for source in sources])
-    servers, optimal = solve_integer(rows, demand, prices=prices)
+    work = sources[0].mean.problem.evaluator.work
+    servers, optimal = solve_integer(rows, demand, prices=prices, work=work)
     return servers if optimal else None
 
 

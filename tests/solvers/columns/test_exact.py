@@ -35,6 +35,7 @@ from packer.solvers.columns.rounding import realise
 from packer.solvers.feasibility import Feasibility
 from packer.solvers.greedy.solver import Greedy
 from packer.solvers.slots import real_bins
+from packer.solvers.work import Work
 from packer.testing.analytic import random_fleet, small_profile
 from packer.workload import Workload
 
@@ -201,12 +202,14 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     assert first.lower_bound == second.lower_bound
 
 
-def test_an_integer_program_ends_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of an integer program is counted: nothing is claimed of one that would take more checks of its limits."""
+def test_an_integer_program_ends_after_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of an integer program is counted, as work of its search: nothing is claimed of one that takes more."""
     rng = np.random.default_rng(0)
     patterns, demand = rng.binomial(3, 0.2, (200, 30)), rng.integers(1, 9, 30)
-    assert solve_integer(patterns, demand)[0] is not None
-    monkeypatch.setattr("packer.solvers.columns.master._MOST_CHECKS", 1)
+    work = Work()
+    assert solve_integer(patterns, demand, work=work)[0] is not None
+    assert 0.0 < work.done_s < 10.0
+    monkeypatch.setattr("packer.solvers.columns.master._MOST_S", 0.0)
     assert solve_integer(patterns, demand) == (None, False)
 
 
