@@ -47,7 +47,7 @@ def observe_log(
     if len(trace) < FEW:
         alone, by = f"{counted(len(trace), 'request')} alone", f"by up to {1.96 * len(trace) ** -0.5:.0%}"
         notes.append(f"{alone}: the rate may differ {by} by chance; a longer log says more")
-    elif len(trace) > FASTEST * trace.span_s:
+    if len(trace) > FASTEST * trace.span_s:
         within = f"{len(trace):,} requests within {trace.span_s:.2g} s"
         notes.append(f"{within}: are these times in seconds, or in days, as spreadsheets count them?")
     fleet = measure_workload(trace, replay=replay, window_s=view.bursts_s(window_s)).scaled(rate_factor)

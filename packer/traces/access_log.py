@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ from packer.words import counted
 
 _TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first number are in the unit behind it, s.
+_MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?Z?$")  # Data frames write midnight for a day.
 UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
 """What web servers, databases and data frames write for a value that they do not have."""
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
@@ -274,7 +276,7 @@ def _seconds(cells: Mapping[str, Any], key: str) -> float:
     found = seconds_of(cells[key])
     if not math.isnan(found) or "date" not in cells:
         return found
-    day = str(cells["date"]).strip().removesuffix(" 00:00:00")  # Data frames write midnight for a day.
+    day = _MIDNIGHT.sub("", str(cells["date"]).strip())
     return seconds_of(f"{day} {cells[key]}")
 
 
