@@ -254,7 +254,8 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         statistics={**plan.statistics, "weaker_goals": weaker},
     )
     more = (
-        weaker_words(weaker), version_words(weaker, job.profile), context_words(job.workload, job.profile, plan.bins),
+        weaker_words(weaker, job.size), version_words(weaker, job.profile),
+        context_words(job.workload, job.profile, plan.bins),
     )  # fmt: skip
     return plan, "\n".join([told, *filter(None, more)])
 

@@ -148,13 +148,15 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
     return said + ("." if profile.engine.warm_start else f"; {WARM}.")
 
 
-def weaker_words(found: Mapping[str, int]) -> str:
-    """A sentence that says how many GPUs, or fewer, are enough for which weaker goals; "" without one."""
+def weaker_words(found: Mapping[str, int], size: int = 1) -> str:
+    """A sentence that says how many GPUs, or fewer, are enough for which weaker goals; "" without one.
+    `size`: GPUs of a server, which no plan has fewer of."""
     parts = []
     for count in sorted(set(found.values())):
         goals = [goal for goal, n in found.items() if n == count]
         named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
-        parts.append(f"{'1 GPU is' if count == 1 else f'{count} GPUs or fewer are'} enough for {named}")
+        gpus = f"{counted(count, 'GPU')}{' is' if count == 1 else ' are' if count == size else ' or fewer are'}"
+        parts.append(f"{gpus} enough for {named}")
     return f"{'; '.join(parts)}." if parts else ""
 
 

@@ -168,6 +168,7 @@ def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
         weaker_words({"A": 4, "B": 1, "C": 4, "D": 4})
         == "1 GPU is enough for B; 4 GPUs or fewer are enough for A, C or D."
     )
+    assert weaker_words({"A": 2, "B": 4}, 2) == "2 GPUs are enough for A; 4 GPUs or fewer are enough for B."
 
 
 def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qwen: Profile) -> None:
