@@ -126,11 +126,13 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
 
     classes = [adapter.slo_class for adapter in fleet.adapters]
     slots = slot_ranks(fleet.ranks)
+    whole = any(metric(key) == "e2e" for key in fleet.slo.every_key)
+    length = fleet.mean_output_tokens if whole else fleet.mean_input_tokens  # what breaks limits alone, first of all
     for name in set(classes) if every and fleet.slo.of_adapters else ():
-        own = [i for i in np.argsort(-fleet.mean_input_tokens, kind="stable").tolist() if classes[i] == name]
+        own = [i for i in np.argsort(-length, kind="stable").tolist() if classes[i] == name]
         found |= dict.fromkeys(own[: bisect_left(own, True, key=reachable)])
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
-    if any(metric(key) == "e2e" for key in fleet.slo.every_key):  # long answers break such a limit at little load
+    if whole:  # long answers break such a limit at little load
         found |= fewest_parts(fleet.mean_output_tokens, slots, classes, holds, most, enough, stop)
     if fleet.slo.of_adapters and not every:  # limits of servers and of requests an adapter may break alone
         # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.

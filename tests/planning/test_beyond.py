@@ -130,3 +130,13 @@ def test_an_adapter_with_long_answers_is_divided(h100: Profile) -> None:
     plan = packer.recommend(Workload(adapters), h100, slo="p95_e2e_ms=30000")
     assert plan.status is not Status.INFEASIBLE
     assert sum(4 in item.adapters for item in plan.bins) > 1
+
+
+def test_adapters_with_long_answers_are_apart_whatever_their_prompts(h100: Profile) -> None:
+    """Where whole answers have a limit, long ones break it alone: those with short answers keep it."""
+    adapters = [
+        Adapter(f"a{i}", 8, 0.3, Lengths.constant(20 + 10 * i), Lengths.constant((2000, 40)[i % 2])) for i in range(12)
+    ]
+    fleet = Workload(adapters).held_to("p95_e2e_ms=8000")
+    _, late = others_kept(Frontier(fleet, h100), None)
+    assert late == tuple(range(0, 12, 2))
