@@ -28,9 +28,9 @@ class EngineSpec:
     empty: all. `max_num_queued_reqs`: waiting + running requests from which the server refuses new ones (HTTP 503;
     from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller values run first and
     preempt the others (`--scheduling-policy`, `Adapter.priority`). `speculation` None: no speculative decoding.
-    `warm_start`: whether servers answer a request to each adapter before they take traffic: host memory has as many as
-    it keeps, and the front end has their tokenizers if it keeps all; False: all adapters are on disk then; None: as
-    `LoadingSpec.cold_start` says.
+    `warm_start`: whether servers answer a request to each adapter before they take traffic: host memory and the front
+    end have the last ones that they keep, in a cluster none unless they keep all; False: all adapters are on disk then;
+    None: as `LoadingSpec.cold_start` says.
     """
 
     name: str

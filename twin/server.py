@@ -23,7 +23,7 @@ from packer.twin.engine.compile import prepare
 from packer.twin.engine.content import Content
 from packer.twin.engine.each import Each
 from packer.twin.engine.pool import Pool, new_pool, no_pool
-from packer.twin.engine.slots import register
+from packer.twin.engine.slots import keep_tokenizers, register
 from packer.twin.engine_rules import EngineRules, rules_of
 from packer.twin.law.law import law_of
 from packer.twin.memory.held import share_held
@@ -139,6 +139,8 @@ class Server:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
                 if state.server["track_host"] and not self.cold:
                     register(state, in_slots=not state.adapters["blocks"].any())
+                if state.server["tokenizer_places"] and self.profile.engine.warm_start:
+                    keep_tokenizers(state)
                 if streamed:
                     state.server["stream"] = 1
                     state.server["next_s"] = time_s[0] if len(time_s) else np.inf

@@ -119,8 +119,8 @@ class NaiveTwin:
         host = max(server.max_cpu_loras, server.slots)  # vLLM refuses fewer host places than slots
         self.lora = NaiveLora(host, server.slots)
         self.adapters = [adapter for adapter, rank in enumerate(server.ranks) if rank > 0]
-        if server.warm_start and len(self.adapters) <= tokenizers:
-            self.front_end.used = list(self.adapters)
+        if server.warm_start:
+            self.front_end.used = self.adapters[-tokenizers:]
         if not server.cold_start and host >= len(self.adapters):
             self.lora.registered.update(dict.fromkeys(self.adapters))
         elif not server.cold_start:

@@ -68,6 +68,10 @@ def test_more_sequences_keep_more_tokenizers() -> None:
     profile = with_engine(packer.load_profile("h100-64gb/llama-3.1-8b-instruct"), max_num_seqs=64)
     short = packer.simulate(fleet, profile, max_loras=64, duration_s=1800.0)
     assert limit_of(short).advice == "max_num_seqs 300, for their tokenizers, or fewer adapters per GPU"
+    near = Workload([Adapter(f"a{k}", 8, 0.02) for k in range(265)])
+    start = [with_engine(profile, max_num_seqs=256, warm_start=warm) for warm in (None, True)]
+    late = [packer.simulate(near, each, max_loras=128, duration_s=600.0).late[0].size for each in start]
+    assert late[0] > 100 > 5 > late[1]  # a request to each adapter helps where most tokenizers are kept, too
     ample = packer.simulate(fleet, with_engine(profile, max_num_seqs=300), max_loras=64, duration_s=1800.0)
     assert ample.mean_ttft_ms < 0.3 * short.mean_ttft_ms
 

@@ -38,9 +38,21 @@ def register(state: ServerState, *, in_slots: bool) -> None:
     adapters["resident"][resident] = 1
     server["on_host_count"], server["residents"] = len(kept), len(resident)
     for ring, rows in (("host", kept[: len(kept) - len(resident)]), ("idle", resident)):
-        around = [0, *rows, 0]
-        adapters[ring]["before"][around[1:]] = around[:-1]
-        adapters[ring]["after"][around[:-1]] = around[1:]
+        _fill(adapters[ring], rows)
+
+
+def keep_tokenizers(state: ServerState) -> None:
+    """Use every adapter once before the first request, in order: the front end keeps the last `tokenizer_places`."""
+    server, adapters = state.server, state.adapters
+    kept = (np.flatnonzero(adapters["rank"][1:]) + 1)[-int(server["tokenizer_places"]) :].tolist()
+    adapters["known"][kept], server["tokenizers"] = 1, len(kept)
+    _fill(adapters["named"], kept)
+
+
+def _fill(ring: Record, rows: list[int]) -> None:
+    around = [0, *rows, 0]
+    ring["before"][around[1:]] = around[:-1]
+    ring["after"][around[:-1]] = around[1:]
 
 
 @njit(**INLINED)
