@@ -42,6 +42,7 @@ TIGHTEST = 4  # Number of servers near their limits that are simulated in `HOURS
 FURTHER = 100  # First number of the hours that tell whether a plan breaks its limits by chance.
 MANY = 1_000  # Hours of the n-th set (from 0) beyond its first `FRESH_HOURS` have numbers from n + 1 times this.
 STARVING = 1e3  # A server that starves or queues counts as using at least this multiple of its limits.
+MOST_LONE = 8  # Runs of adapters alone that are kept: those of adapters that need many servers take 30 MB each.
 AT_ONCE = 2  # Number of servers of a plan that are judged at a time.
 FAR_BEYOND = 8.0
 """An hour ends once the server certainly uses more than this multiple of its limits. The later that is certain, the
@@ -101,6 +102,8 @@ class KeptHours:
     def lone(self, alone: Bin) -> Run:
         """The run of a server with one adapter whose requests come one at a time (`lone_run`)."""
         if alone not in self._lone:
+            if len(self._lone) >= MOST_LONE:
+                self._lone.pop(next(iter(self._lone)))
             self._lone[alone] = lone_run(self.workload, alone, self.seed)
         return self._lone[alone]
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from packer import Adapter, Arrivals, Bin, Goal, Profile, Workload, seeds, simulate
+from packer.planning import kept as kept_hours
 from packer.planning.chance import HOURS
-from packer.planning.kept import Hour, KeptHours
+from packer.planning.kept import MOST_LONE, Hour, KeptHours
 from packer.twin.hours import Hours
 
 
@@ -99,3 +100,16 @@ def test_a_server_near_its_limits_is_held_to_more_hours(
     kept = _Counted(fleet, fleet, 0, Hours(stop=lambda: late))
     assert not kept.broken_later([server])
     assert kept.asked == hours
+
+
+def test_few_runs_of_adapters_alone_are_kept(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of adapters that must be split do not keep a run each: 60 of them took 1.7 GB."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(3 * MOST_LONE)])
+    simulated: list[Bin] = []
+    monkeypatch.setattr(kept_hours, "lone_run", lambda _fleet, alone, _seed: simulated.append(alone) or object())
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    servers = [Bin((k,), toy_profile.settings(1, 8), toy_profile) for k in range(len(fleet))]
+    last = [kept.lone(alone) for alone in servers][-1]
+    assert len(kept._lone) == MOST_LONE
+    assert kept.lone(servers[-1]) is last
+    assert simulated == servers
