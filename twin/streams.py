@@ -47,13 +47,13 @@ def first_of(kept: list[Any], n: int, draw: Callable[[int], Numbers], *alive: ob
     return first
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def kept_for(*_key: object) -> list[Any]:
     """Return the place for what was drawn last with this key, with the objects of its ids; threads replace it whole."""
     return []
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def common_clock(seed: int, bursts: Bursts, duration_s: float) -> tuple[FloatArray, FloatArray]:
     """Return the clock of the bursts that all adapters share: the same for all servers of a fleet."""
     return integrated(generator(seed, 4), bursts, duration_s)
