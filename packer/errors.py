@@ -188,7 +188,7 @@ def reader(read: Callable[Concatenate[A, P], T]) -> Callable[Concatenate[A, P], 
             from packer.io.recognise import hint
 
             expected, found, foreign = hint(path, read.__name__)
-            if found and (foreign or error.row == 1 or (error.row is None and (error.key or error.column))):
+            if found and (foreign or error.row in (None, 1)):
                 # For a file of another kind, the rule of the expected format that it breaks says nothing useful.
                 error.args = (f"{expected} {found}",)
                 error.row = error.column = error.key = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ def parse_json(text: str, *, row: int | None = None) -> Any:
         data = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
     except json.JSONDecodeError as error:
         where = f"{error.msg} (character {error.colno} of the row)"
-        raise FileFormatError(f"expected JSON: {where}.", row=row or error.lineno) from None
+        raise FileFormatError(f"expected JSON: {where}.", row=(row or 1) + error.lineno - 1) from None
     except RecursionError:
         raise FileFormatError(_too_deep("JSON"), row=row) from None
     except ValueError as error:
@@ -51,17 +51,27 @@ def jsonable(value: Any) -> Any:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row number and object of each line of a JSON Lines text; raises what `parse_json` raises."""
-    if start := re.match(r"\s*(\[|\{[ \t\r]*\n)", text):
-        got = "a list: jq -c '.[]'" if start[1] == "[" else "one over several lines: jq -c ."
-        raise FileFormatError(f"expected a JSON object in each line, got {got} FILE writes them so.", row=1)
-    for row, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        data = parse_json(line, row=row)
+    """Row number and object of each line of a JSON Lines text, or of one list of objects, alone or inside an object.
+    Raises what `parse_json` raises."""
+    if re.match(r"\s*(\[|\{[ \t\r]*\n)", text):
+        data = parse_json(text, row=1)
+        found = data if isinstance(data, list) else _objects(data) or [data]
+        entries: Iterable[tuple[int, Any]] = enumerate(found, start=1)
+    else:
+        lines = enumerate(text.split("\n"), start=1)
+        entries = ((row, parse_json(line, row=row)) for row, line in lines if line.strip())
+    for row, data in entries:
         if not isinstance(data, dict):
-            raise FileFormatError(f"expected a JSON object in each line, got {shown(data)}.", row=row)
+            raise FileFormatError(f"expected a JSON object in each line or entry, got {shown(data)}.", row=row)
         yield row, data
+
+
+def _objects(data: Any) -> list[Any]:
+    """The first list of objects in a list or object; [] if it has none."""
+    if isinstance(data, list):
+        return data if data and isinstance(data[0], dict) else []
+    inside = (_objects(each) for each in data.values() if isinstance(each, (dict, list)))
+    return next(filter(None, inside), [])
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from packer.errors import FileFormatError
 from packer.io.shipped import table
+from packer.io.tables import separator_of
 
 HEAD_BYTES = 65_536
 KINDS = table("packer.io", "recognise.toml")  # Kinds of files, in the order in which they are looked for.
@@ -49,10 +50,10 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     for kind, row in KINDS.items():
         if "line" in row and re.match(row["line"], text):
             return kind
-    if text.startswith("{"):
+    if text.startswith(("{", "[")):
         return _of_json(text)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    header = {cell.strip(' "').lower() for line in lines[:1] for cell in line.split(",")}
+    header = {cell.strip(' "').lower() for line in lines[:1] for cell in line.split(separator_of(line))}
     tables = set(re.findall(r"^[ \t]*\[{1,2}[ \t]*([\w-]+)", text, re.MULTILINE))
     return _of_columns(header) or _with("tables", tables)
 
@@ -66,10 +67,11 @@ def _of_json(text: str) -> str | None:
     if known := _with("keys", set(re.findall(r'"(\w+)"\s*:', text))):
         return known
     with suppress(ValueError, RecursionError):
-        entry = json.loads(text.partition("\n")[0])
+        entry, _ = json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))
         if isinstance(entry, dict):
             names = {str(key).lower() for key in entry}
-            return "log of requests" if "model" in names else _of_columns(names)
+            known = "rate" not in names and names & {"model", "resourcespans", "resourcelogs"}
+            return "log of requests" if known else _of_columns(names)
     return None
 
 

@@ -79,7 +79,15 @@ class Row:
                 raise ValueError
             return checks.decimal(cell) if isinstance(cell, str) else float(cell)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
-            self.fail(column, f"expected a number, got {shown(cell)}.")
+            rule = "a number without commas" if "," in str(cell) else "a number"
+            self.fail(column, f"expected {rule}, got {shown(cell)}.")
+
+
+def separator_of(text: str) -> str:
+    """The sign between the cells of a CSV text: a comma or, if its header has none, a semicolon, tab or bar."""
+    lines = (line for line in io.StringIO(text) if line.strip() and not line.startswith(COMMENT))
+    header = next(lines, "")
+    return next((sign for sign in ",;\t|" if sign in header), ",")
 
 
 def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -95,7 +103,7 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
                 inside = True
                 yield line
 
-    reader = csv.reader(lines(), strict=True)
+    reader = csv.reader(lines(), strict=True, delimiter=separator_of(text))
     try:
         for cells in reader:
             inside = False
@@ -107,11 +115,7 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def header_of(cells: Sequence[str], row: int) -> list[str]:
     """Column names of a header in lower case, without surrounding whitespace. Raises `FileFormatError`: a name is
-    repeated, or other signs than commas separate the names."""
-    for sign in (";", "\t", "|") if len(cells) == 1 else ():
-        if sign in cells[0]:
-            rule = f"expected commas between the cells, got {sign!r}: write the table with commas"
-            raise FileFormatError(f"{rule}, and decimals with points.", row=row)
+    repeated."""
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:

@@ -18,6 +18,7 @@ from packer.io.documents import parse_json, parse_yaml, yaml_text
 from packer.io.files import decode, read_bytes, write_bytes
 from packer.io.frames import pl
 from packer.io.parquet import check_plain, parquet_bytes, read_parquet
+from packer.io.recognise import kind_of
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.sessions import MAX_THINK_S, MAX_TURNS, Sessions
@@ -38,7 +39,7 @@ _READERS: dict[str, Callable[[Row, str], Any]] = {
     "acceptance": partial(Row.real, low=0.0, high=1.0),
 }
 """Columns that are fields of an adapter, with the functions that read a cell."""
-FORMATS = (".csv", ".json", ".yaml", ".yml", ".parquet")
+FORMATS = (".csv", ".tsv", ".json", ".yaml", ".yml", ".parquet")
 _ENDINGS = f"{', '.join(FORMATS)} (or that and .gz)"
 LOGS = (".jsonl", ".ndjson", ".log")  # Suffixes of request logs in JSON Lines.
 
@@ -59,13 +60,13 @@ def read_workload(path: str | os.PathLike[str]) -> Workload:
     if suffix not in (*FORMATS, *LOGS):
         raise FileFormatError(f"expected a name that ends in {_ENDINGS}, got {suffix!r}.")
     content = read_parquet(data) if suffix == ".parquet" else decode(data)
+    if suffix in LOGS or (suffix == ".json" and kind_of(path) == "log of requests"):
+        return _replayed_trace(content, path, name)
     if suffix in (".json", ".yaml", ".yml"):
         from packer.io.workload_schema import workload_from_dict
 
         parse = parse_json if suffix == ".json" else parse_yaml
         return workload_from_dict(parse(str(content)), name=name)
-    if suffix in LOGS:
-        return _replayed_trace(content, path, name)
     names, rows = csv_rows(content) if isinstance(content, str) else frame_rows(content)
     if looks_like_trace(names):
         return _replayed_trace(content, path, name)

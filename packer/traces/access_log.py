@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -20,19 +21,29 @@ from packer.io.frames import pl
 from packer.io.tables import Row
 from packer.lengths import MAX_TOKENS
 from packer.times import HOUR_S, LATEST_S, SINCE_1970_S
-from packer.traces.columns import FORMATS, KEYS, plain
+from packer.traces.columns import KEYS, plain
 from packer.words import counted
 
-_TIME_FORMATS = ("%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f")
+_TIME_FORMATS = (
+    "%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f", "%m/%d/%Y, %I:%M:%S.%f %p",
+    "%m/%d/%Y, %I:%M:%S %p", "%m/%d/%Y %I:%M:%S %p",
+)  # fmt: skip
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first number are in the unit behind it, s.
 _MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?Z?$")  # Data frames write midnight for a day.
 UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
 """What web servers, databases and data frames write for a value that they do not have."""
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
-WRAPPERS = frozenset(("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw"))
+WRAPPERS = frozenset(
+    ("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw", "body")
+)
 """Names under which stores of logs keep what a gateway logged: an object, or its JSON text."""
+BATCHES = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords")
+"""Lists, one inside another, in which OpenTelemetry's collector keeps several records on one line."""
 _OBJECTS = WRAPPERS | {key.partition(".")[0] for names in KEYS.values() for key in names if "." in key}
 """Names of objects, which stores of logs and tables also keep as JSON text."""
+_TYPED = ("stringValue", "intValue", "doubleValue", "boolValue")
+_PAIR = {"key", "value"}
+_NEEDED = {"time": "a time", "input": "input tokens", "output": "output tokens"}
 _OPTIONAL = {"model": "adapter", "rank": "rank", "session": "session", "cached": "cached_tokens", "id": "id"}
 
 
@@ -108,9 +119,9 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     requests: list[LogRow] = []
     left_out, met = Counter[str](), set[str]()
     seen: dict[str, None] = {}
-    for row in rows:
+    for row in chain.from_iterable(map(_records, rows)):
         cells = _flat(row.cells)
-        usual = {key: spelled.get(plain(key), key) for key in cells}
+        usual = {key: _usual(key, spelled) for key in cells}
         flat = Row(row.number, {key if usual[key] in cells else usual[key]: cells[key] for key in cells})
         if len(seen) < 200:
             seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
@@ -135,12 +146,12 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
         requests = named
     elif left_out["skipped"]:
         requests = []
-    known = all(seen.keys() & set(wanted[name]) for name in ("time", "input", "output"))
-    if not requests and known and (failed := left_out["failed"]):
+    unknown = [name for name in _NEEDED if not seen.keys() & set(wanted[name])]
+    if not requests and not unknown and (failed := left_out["failed"]):
         rule = "expected at least one request with input and output tokens"
         raise FileFormatError(f"{rule}, got {counted(failed, 'request')} without.")
     if not requests:
-        raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip))
+        raise FileFormatError(nothing(seen, left_out["skipped"], fields.skip, unknown))
     more = {"dropped": left_out["failed"], "other": left_out["other"] + left_out["skipped"]}
     return frame_of(requests), more | {"unmet": fields.unmet(met), "said": said}
 
@@ -186,20 +197,45 @@ def _joint(lines: Sequence[LogRow]) -> LogRow:
     return last._replace(time_s=lines[0].time_s, line=lines[0].line, input_tokens=inputs)
 
 
-def nothing(seen: Collection[str], skipped: int, skip: Collection[str]) -> str:
-    """Message for a log without requests."""
+def nothing(seen: Collection[str], skipped: int, skip: Collection[str], unknown: Sequence[str] = ()) -> str:
+    """Message for a log without requests, or without known columns of some fields."""
     if skipped:
         return f"expected requests to adapters, got {skipped:,} to {', '.join(sorted(skip))} alone."
-    known = "; ".join(f"{', '.join(kind.required)} ({kind.name})" for kind in FORMATS)
+    unknown = unknown or list(_NEEDED)
+    columns = ", ".join(f"{name}=NAME" for name in unknown)
     return (
-        f"expected a log of requests, with a time and token counts: columns as {known}, or those of a gateway. Found: "
-        f"{_found(seen)}; --key time=NAME, input=NAME, output=NAME and model=NAME "
-        "(of packer init, workload from-log, evaluate --log) name others."
+        "expected a log of requests with a time, input and output tokens, got one without "
+        f"{' and '.join(map(_NEEDED.__getitem__, unknown))}. Found: {_found(seen)}; --key {columns} (of packer init, "
+        "workload from-log, evaluate --log) says in which column they are."
     )
+
+
+def _records(row: Row) -> Iterator[Row]:
+    """The row, or the records in its lists, if it is a batch of OpenTelemetry."""
+    batches = [row.cells[name] for name in BATCHES if isinstance(row.cells.get(name), list)]
+    for entry in chain(*batches):
+        yield from _records(Row(row.number, entry)) if isinstance(entry, dict) else ()
+    if not batches:
+        yield row
+
+
+def _bare(value: Any) -> Any:
+    """A value of OpenTelemetry's JSON without its type, and its list of attributes as an object."""
+    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in _TYPED:
+        return next(iter(value.values()))
+    if isinstance(value, list) and all(isinstance(each, dict) and each.keys() == _PAIR for each in value):
+        return {str(each["key"]): _bare(each["value"]) for each in value}
+    return value
 
 
 def _found(seen: Collection[str]) -> str:
     return ", ".join(list(seen)[:30])
+
+
+def _usual(key: str, spelled: Mapping[str, str]) -> str:
+    """The known name of a column, itself or as the last part of its name with dots; else the column's own."""
+    name = plain(key)
+    return spelled.get(name) or spelled.get(f"*.{name.rpartition('.')[2]}" if "." in name else "", key)
 
 
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
@@ -207,7 +243,7 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
     found, bare = dict[str, Any](), dict[str, Any]()
     for key, value in entry.items():
         name = f"{prefix}{key}".strip().lower()
-        plain = name.removeprefix("@")
+        plain, value = name.removeprefix("@"), _bare(value)
         if plain in _OBJECTS and isinstance(value, str) and value.lstrip().startswith("{"):
             with suppress(FileFormatError):
                 value = parse_json(value, row=0)

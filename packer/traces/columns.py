@@ -51,8 +51,8 @@ KEYS = {field: tuple(names) for field, names in table("packer.traces", "access_l
 
 @lru_cache(4096)
 def plain(name: str) -> str:
-    """A column's name without capitals, spaces, hyphens and underscores: `Prompt Tokens` is `prompt_tokens`."""
-    return name.lower().translate({ord(sign): None for sign in " -_"})
+    """A column's name without capitals, spaces, hyphens, underscores and a zone: `Time [UTC]` is `time`."""
+    return name.lower().removesuffix("[utc]").translate({ord(sign): None for sign in " -_"})
 
 
 def recognise(names: Collection[str]) -> TraceFormat | None:

@@ -23,7 +23,7 @@ from packer.io.documents import json_lines
 from packer.io.files import decode, read_bytes
 from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
-from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of
+from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of, separator_of
 from packer.lengths import MAX_TOKENS
 from packer.traces.access_log import USUAL, Fields, LogRow, frame_of, nothing, requests_of, seconds_of, unit_of
 from packer.traces.columns import TraceFormat, recognise
@@ -129,6 +129,7 @@ def _read_csv(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     found = None
     with suppress(pl.exceptions.PolarsError):
         given: dict[str, Any] = {"infer_schema": False, "comment_prefix": COMMENT, "raise_if_empty": False}
+        given["separator"] = separator_of(text)
         found = _fast(pl.read_csv(io.StringIO(text), new_columns=names, **given), kind, number)
     return kind, found or _slow(csv_rows(text)[1], kind)
 

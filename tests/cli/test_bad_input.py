@@ -232,7 +232,7 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
             "names its adapters: --exponent needs",
         ),
         ("workload from-log named.csv --rank 8 --key cached=c -o o.csv", "named.csv, column 'c': no request"),
-        ("workload from-log f.csv -o o.csv", "columns as .*Found: adapter, rank, rate"),
+        ("workload from-log f.csv -o o.csv", "expected a log of requests. This is a workload: packer solve"),
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
         (

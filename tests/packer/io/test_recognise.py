@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,12 @@ def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], ob
             '(APIServer pid=7) INFO:     10.0.0.2:41 - "POST /v1/chat HTTP/1.1" 200\n',
             "from-metrics",
         ),
+        (
+            "batch file",
+            '{"id": "b", "custom_id": "r1", "response": {"body": {"model": "a", "created": 5, "usage": '
+            '{"prompt_tokens": 9, "completion_tokens": 3}}}, "error": null}\n',
+            "no times at which they arrive",
+        ),
         ("spreadsheet", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\x13\0\x08\2[Content_Types].xml", "save it as CSV"),
         ("spreadsheet", bytes.fromhex("d0cf11e0a1b11ae1"), "save it as CSV"),
         ("packed file", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\5\0\0\0a.csv", "unpack it"),
@@ -145,6 +152,16 @@ def test_a_file_that_no_command_reads_is_named(
             read(path)
         assert instead in str(caught.value)
         assert "column" not in str(caught.value)
+
+
+def test_a_list_is_a_log_or_a_fleet(tmp_path: Path) -> None:
+    """A .json list of requests is a log also where a workload is expected, and one of adapters is a workload."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([{"time": 5, "model": "a", "prompt_tokens": 9, "completion_tokens": 3}], indent=1))
+    with pytest.raises(FileFormatError, match="the requests have no ranks; make a workload of them"):
+        read_workload(path)
+    path.write_text(json.dumps([{"name": "x", "rank": 8, "rate": 1, "model": "a"}]))
+    assert read_workload(path).adapters[0].model == "a"
 
 
 def test_json_lines_are_no_damaged_plan(tmp_path: Path) -> None:

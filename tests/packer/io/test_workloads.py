@@ -351,7 +351,7 @@ def test_unknown_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="no such file"):
         read_workload(path)
     path.write_text("adapter,rank,rate\na,8,0.1\n")
-    with pytest.raises(FileFormatError, match=r"\.csv, \.json"):
+    with pytest.raises(FileFormatError, match=r"\.csv, \.tsv, \.json"):
         read_workload(path)
     gz = tmp_path / "fleet.csv.gz"
     gz.write_bytes(gzip.compress(path.read_bytes()))
