@@ -70,8 +70,8 @@ def _of_json(text: str) -> str | None:
         entry, _ = json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))
         if isinstance(entry, dict):
             names = {str(key).lower() for key in entry}
-            known = "rate" not in names and names & {"model", "resourcespans", "resourcelogs"}
-            return "log of requests" if known else _of_columns(names)
+            a_log = "rate" not in names and not names.isdisjoint(("model", "resourcespans", "resourcelogs"))
+            return "log of requests" if a_log else _of_columns(names)
     return None
 
 
