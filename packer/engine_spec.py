@@ -29,8 +29,7 @@ class EngineSpec:
     from vLLM 0.29 on); None: no limit. `scheduling_policy` "priority": requests with smaller values run first and
     preempt the others (`--scheduling-policy`, `Adapter.priority`). `speculation` None: no speculative decoding.
     `warm_start`: whether servers answer a request to each adapter before they take traffic: host memory and the front
-    end have the last ones that they keep, in a cluster none unless they keep all; False: all adapters are on disk then;
-    None: as `LoadingSpec.cold_start` says.
+    end have the last ones that they keep; False: all adapters are on disk then; None: as `LoadingSpec.cold_start` says.
     """
 
     name: str

@@ -87,7 +87,7 @@ class Evaluator:
         """Share by which `evaluate` raises the rates of servers of a profile beyond the margin."""
         self.work = Work()
         self._given = given
-        self._twins = [twin for key in given if (twin := self.twin_of(key)) is not None]
+        self._twins = {twin for key in given if (twin := self.twin_of(key)) is not None}  # one may judge several kinds
         self._scaling = {k: _scaling(each) for k, each in given.items()}
         self.searching: _ByProfile = {
             k: each.for_search() if isinstance(each, AutoPredictor) else self._whole[k] for k, each in given.items()

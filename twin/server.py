@@ -112,6 +112,19 @@ class Server:
         warm = self.profile.engine.warm_start
         return self.profile.loading.cold_start if warm is None else not warm
 
+    def prepared(self, server: Record) -> tuple[bool, bool]:
+        """Return whether host memory, and whether the front end, has some of the adapters at the start, but not all."""
+        warm = bool(self.profile.engine.warm_start)
+        return bool(server["track_host"]) and not self.cold, bool(server["tokenizer_places"]) and warm
+
+    def prepare(self, server: Record, adapters: Record) -> None:
+        """Put the adapters into host memory and the front end that are there before the first request."""
+        on_host, named = self.prepared(server)
+        if on_host:
+            register(server, adapters, in_slots=not adapters["blocks"].any())
+        if named:
+            keep_tokenizers(server, adapters)
+
     @property
     def most_open(self) -> int | None:
         """Open requests beyond which the client or the server refuses more; None: no limit."""
@@ -137,10 +150,7 @@ class Server:
 
             def ready(marks: Marks = marks, enough: int = enough) -> rows.ServerState:
                 state = self.state(marks, duration_s, timeline_bin_s, seed)
-                if state.server["track_host"] and not self.cold:
-                    register(state, in_slots=not state.adapters["blocks"].any())
-                if state.server["tokenizer_places"] and self.profile.engine.warm_start:
-                    keep_tokenizers(state)
+                self.prepare(state.server, state.adapters)
                 if streamed:
                     state.server["stream"] = 1
                     state.server["next_s"] = time_s[0] if len(time_s) else np.inf

@@ -158,6 +158,9 @@ def test_sliding_windows_hold_less() -> None:
         match=r"fewer than a request of max_model_len holds, 33,652.*max-model-len 35840 .or shorter, for more slots",
     ):
         check_starts(estimate_profile("google/gemma-3-27b-it", "h100-80gb"), 32)
+    # A last block that is not full takes a whole one in layers that keep all tokens, too.
+    partly = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_521)
+    assert partly.memory.min_kv_tokens == found.memory.min_kv_tokens
     one_step = estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=65_536, version="0.13.0")
     held = (65_536 + 6 * (1024 + 7 + one_step.engine.max_num_batched_tokens)) / 7
     assert one_step.memory.min_kv_tokens == math.ceil(held)

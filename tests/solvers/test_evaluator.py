@@ -134,6 +134,16 @@ def test_a_margin_can_be_raised_without_new_predictors() -> None:
     assert (first.largest_margin(), raised.largest_margin(), twin.simulated) == (0.0, 0.5, 2)
 
 
+def test_the_hours_of_a_twin_for_several_kinds_count_once() -> None:
+    """A search without a time limit ends after counted work: an hour is no more work if one twin judges two kinds."""
+    first, twin = load_profile("h100-64gb/llama-3.1-8b-instruct"), TwinPredictor(workers=1)
+    kinds = (first, load_profile("h100-64gb/qwen-2.5-7b-instruct"))
+    one, two = Evaluator(twin), Evaluator(dict.fromkeys(kinds, twin))
+    for each, slots in ((one, 2), (two, 3)):
+        each.evaluate(FLEET, [Bin((0, 1), Settings(slots, 8), first)])
+    assert two.work.done_s == one.work.done_s
+
+
 @dataclass(frozen=True)
 class Faulty(AnalyticPredictor):
     """A predictor of another package with a defect."""

@@ -17,12 +17,12 @@ from packer.engines import VLLM, engine_of
 from packer.errors import IncompatibleError
 from packer.profile import LoadingSpec
 from packer.twin.arrivals import Marks
-from packer.twin.cluster.caching import FIXED, CachePolicy, TickingPolicy
+from packer.twin.cluster.caching import FIXED, LRU, CachePolicy, TickingPolicy
 from packer.twin.cluster.ahead import idle_ahead
 from packer.twin.cluster.candidates import Candidates
 from packer.twin.cluster.client import new_client
 from packer.strategies import Engine
-from packer.twin.cluster.state import EngineKernels, Engines, Servers, pair_places, whole_of
+from packer.twin.cluster.state import EngineKernels, Engines, Servers, number, pair_places, whole_of, with_more_rows
 from packer.twin.cluster.system import System
 from packer.twin.engine import state as rows
 from packer.twin.law.kernels import with_kernel
@@ -236,6 +236,8 @@ def idle_servers(
     for setup in kinds.values():
         if setup.server.profile.engine.scheduling_policy == "priority":
             servers.requests["context"] = setup.server.priorities(marks)
+    if work.way is None:
+        servers = _prepared(servers, own)
     others = engines_of(own)
     numbers = np.array([others.index(type(setup.engine)) for setup in own], dtype=np.int64)
     if numbers.any():
@@ -246,6 +248,20 @@ def idle_servers(
         rule = "Expected all servers of one engine where some schedule ahead or cache prefixes, got several: set"
         raise IncompatibleError(f"{rule} engine.async_scheduling and engine.prefix_caching to false in their profiles.")
     return servers, numbers
+
+
+def _prepared(servers: Servers, own: Sequence[Setup]) -> Servers:
+    """Return the servers with the adapters that vLLM's host memory and front ends have before the first request, if
+    these keep some of a server's adapters but not all."""
+    for s, setup in enumerate(own):
+        plain = type(setup.engine) is type(VLLM) and setup.policy.rule == LRU
+        if plain and any(setup.server.prepared(servers.servers[s])):
+            while servers.heaps.shape[2] < len(setup.served):
+                servers = with_more_rows(servers)
+            for a in setup.served.tolist():
+                number(servers, s, a)
+            setup.server.prepare(servers.servers[s], servers.adapters[s])
+    return servers
 
 
 def engines_of(own: Sequence[Setup]) -> list[type[Engine]]:

@@ -26,11 +26,10 @@ from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
 (BEFORE_ALL,) = numbers(-1, 0)  # place in the walk
 
 
-def register(state: ServerState, *, in_slots: bool) -> None:
+def register(server: Record, adapters: Record, *, in_slots: bool) -> None:
     """Load every adapter once before the first request, in order; host memory keeps the last `host_places` of them.
     vLLM does this with the adapters of `--lora-modules` (vllm/entrypoints/openai/serving_models.py,
     `init_static_loras`). `in_slots`: the adapters loaded last also stay in slots."""
-    server, adapters = state.server, state.adapters
     loaded = (np.flatnonzero(adapters["rank"][1:]) + 1).tolist()
     kept = loaded[-int(server["host_places"]) :]
     resident = kept[-int(server["slots"]) :] if in_slots else []
@@ -41,9 +40,8 @@ def register(state: ServerState, *, in_slots: bool) -> None:
         _fill(adapters[ring], rows)
 
 
-def keep_tokenizers(state: ServerState) -> None:
+def keep_tokenizers(server: Record, adapters: Record) -> None:
     """Use every adapter once before the first request, in order: the front end keeps the last `tokenizer_places`."""
-    server, adapters = state.server, state.adapters
     kept = (np.flatnonzero(adapters["rank"][1:]) + 1)[-int(server["tokenizer_places"]) :].tolist()
     adapters["known"][kept], server["tokenizers"] = 1, len(kept)
     _fill(adapters["named"], kept)

@@ -143,9 +143,9 @@ def least_kv_tokens(model: ModelSpec, engine: EngineSpec) -> int:
     Layers with a window also keep the tokens of the steps in flight (vllm/config/vllm.py of 0.32.0,
     `max_in_flight_tokens`). With prefix caching a request may hold two states (v1/kv_cache_interface.py, `MambaSpec`).
     """
-    if model.kv_shape is None:
-        return engine.data_parallel_size * engine.block_size * math.ceil(engine.max_model_len / engine.block_size)
-    held = model.kv_shape.held(engine.max_model_len, _in_flight(engine)) + _second_states(model, engine)
+    held: float = engine.block_size * math.ceil(engine.max_model_len / engine.block_size)
+    if model.kv_shape is not None:
+        held = model.kv_shape.held(held, _in_flight(engine)) + _second_states(model, engine)
     return engine.data_parallel_size * math.ceil(held)
 
 

@@ -96,6 +96,22 @@ def test_servers_of_the_base_model_need_no_slots() -> None:
         simulate_cluster(Workload([Adapter("a", 8, 1.0)]), cluster, duration_s=20.0)
 
 
+@pytest.mark.parametrize(("sequences", "places"), [(64, None), (512, 96), (64, 96)])
+def test_a_cluster_starts_as_warm_as_its_servers(sequences: int, places: int | None) -> None:
+    """Front ends and host memory that keep some of the adapters have these before the first request, as one server."""
+    profile = with_engine(load_profile("h100-64gb/llama-3.1-8b-instruct"), warm_start=True, max_num_seqs=sequences)
+    profile = replace(profile, engine=replace(profile.engine, max_cpu_loras=places))
+    fleet, given = Workload([Adapter(f"a{k}", 8, 0.02) for k in range(120)]), {"duration_s": 60.0}
+    alone = simulate(fleet, profile, max_loras=32, max_lora_rank=8, **given)
+    cluster = Cluster.of(profile, 1, max_loras=32, max_lora_rank=8)
+    _agree(simulate_cluster(fleet, cluster, **given), alone)
+    two = simulate_cluster(fleet, Cluster.of(profile, 2, max_loras=32, max_lora_rank=8), **given)
+    cold = simulate_cluster(
+        fleet, Cluster.of(with_engine(profile, warm_start=False), 2, max_loras=32, max_lora_rank=8), **given
+    )
+    assert two.mean_ttft_ms < cold.mean_ttft_ms
+
+
 def test_servers_of_several_base_models_need_adapters_that_name_theirs() -> None:
     """An adapter belongs to one base model: a router may not send its requests to servers of another one."""
     names = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")
