@@ -122,9 +122,10 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     requests: list[LogRow] = []
     left_out, met = Counter[str](), set[str]()
     seen: dict[str, None] = {}
+    known: dict[str, str] = {}
     for row in chain.from_iterable(map(_records, rows)):
         cells = _flat(row.cells)
-        usual = {key: _usual(key, spelled) for key in cells}
+        usual = {key: known.get(key) or known.setdefault(key, _usual(key, spelled)) for key in cells}
         flat = Row(row.number, {key if usual[key] in cells else usual[key]: cells[key] for key in cells})
         if len(seen) < 200:
             seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
