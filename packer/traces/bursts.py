@@ -19,6 +19,7 @@ from packer.gamma import gamma_covariances
 from packer.times import HOUR_S
 from packer.traces.burst_fit import MIN_CV, fitted, polynomials
 from packer.traces.trace import Trace
+from packer.traces.trend import flattened
 
 WINDOWS_S = (0.1, 1.0, 10.0, 60.0, 300.0)
 MOST_WINDOWS = 20_000_000  # Widths with more windows in a trace are skipped; three weeks have about as many of 0.1 s.
@@ -36,12 +37,13 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
-    removed, because a day's ramp is not a burst, and time scales above a tenth of the window are left out. A trace
-    without a whole window is one window. None: relative to the mean rate of the whole trace. A long trace then has
-    bursts within hours and a slow factor, fitted separately: in a joint fit, the course of a day hides short bursts.
-    Raises `ValidationError`: the trace names no adapters.
+    removed, because a day's ramp is not a burst, nor is a load that is higher for a while (`flattened`), and time
+    scales above a tenth of the window are left out. A trace without a whole window is one window. None: relative to the
+    mean rate of the whole trace. A long trace then has bursts within hours and a slow factor, fitted separately: in a
+    joint fit, the course of a day hides short bursts. Raises `ValidationError`: the trace names no adapters.
     """
     within_s = window_s or HOUR_S
+    trace = flattened(trace, window_s) if window_s else trace
     # With `window_s`, one whole window is enough; the slow factor needs at least two.
     several = trace.span_s - _before(trace, within_s) >= (within_s if window_s else 2.0 * within_s)
     common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)

@@ -9,8 +9,9 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
+from packer.traces.bursts import measure_arrivals
 from packer.traces.trace import Trace
-from packer.traces.trend import PARTS, trend_within, trends_between
+from packer.traces.trend import CELLS, PARTS, flattened, trend_within, trends_between
 from packer.twin.arrivals import draw_requests
 from packer.workload import Workload
 
@@ -100,3 +101,41 @@ def test_mean_loads_that_jump_have_no_trend() -> None:
     for loads in ([1.0, 1.0, 9.0, 9.0, 9.0, 1.0], [0.0, 5.0, 0.0, 0.0], [3.0], [1.0, 7.0]):
         assert trends_between(np.array(loads), 3600.0) == [()] * len(loads)
     assert trends_between(np.array([1.0, 5.0, 9.0, 5.0]), 7200.0) == [()] * 4
+
+
+SPIKE = (600.0, 0.75, 2.25, 0.75, 0.75, 0.75, 0.75)
+
+
+def hours(*traces: Trace) -> Trace:
+    """Traces of an hour each, one after the other, from a whole hour on."""
+    times = np.concatenate([each.time_s + 3600.0 * k for k, each in enumerate(traces)])
+    names = ("input_tokens", "output_tokens", "adapter")
+    columns = [np.concatenate([getattr(each, name) for each in traces]) for name in names]
+    return Trace(times - times[0], *columns, traces[0].names, (8, 8), start_s=7200.0 + times[0])
+
+
+@pytest.mark.parametrize("rate", [2.0, 36.0])
+@pytest.mark.parametrize("trend", [SPIKE, (1800.0, 0.3, 1.7), (1800.0, 2.0, 0.0)], ids=["spike", "half", "off"])
+def test_a_load_that_is_higher_for_a_while_is_a_trend_and_no_burst(trend: tuple[float, ...], rate: float) -> None:
+    """A plan for random bursts of a load that came once, for minutes, takes up to twice the GPUs of its hour."""
+    trace = hours(*(drawn(Arrivals().following(trend), seed, rate) for seed in (1, 2)))
+    factors = np.array(trend_within(trace, 7200.0, 10800.0))
+    assert factors.mean() == pytest.approx(1.0)
+    assert factors == pytest.approx(np.repeat(trend[1:], CELLS // len(trend[1:])), abs=0.25)
+    assert measure_arrivals(trace, 3600.0).common is None
+    assert measure_arrivals(trace).common is not None
+
+
+def test_steps_that_a_plan_for_the_busiest_hour_does_not_follow_are_bursts() -> None:
+    """Steps are left out of the bursts only up to the load of that of the busiest hour, which the rates follow."""
+    spike, flat = drawn(Arrivals().following(SPIKE), 1, 4.0), drawn(Arrivals(), 2, 12.0)
+    trace = hours(spike, flat)
+    assert flattened(trace, 3600.0) is trace
+    both = hours(
+        drawn(Arrivals().following((300.0, *[0.4] * 11, 7.6)), 3, 4.0), drawn(Arrivals().following(SPIKE), 4, 5.0)
+    )
+    kept = flattened(both, 3600.0).time_s
+    first = both.time_s < 3600.0 - (both.start_s - 7200.0)
+    assert np.array_equal(kept[first], both.time_s[first])
+    assert not np.array_equal(kept[~first], both.time_s[~first])
+    assert np.all(np.diff(kept) >= 0.0)
