@@ -44,6 +44,7 @@ BATCHES = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", 
 """Lists, one inside another, in which OpenTelemetry's collector keeps several records on one line."""
 _OBJECTS = WRAPPERS | {key.partition(".")[0] for names in KEYS.values() for key in names if "." in key}
 """Names of objects, which stores of logs and tables also keep as JSON text."""
+TRACE = "traceid"  # Of a trace's spans, several may be requests; other ids name one.
 _TYPED = ("stringValue", "intValue", "doubleValue", "boolValue")
 _PAIR = {"key", "value"}
 _NEEDED = {"time": "a time", "input": "input tokens", "output": "output tokens"}
@@ -184,21 +185,24 @@ def _joined(requests: list[LogRow]) -> tuple[list[LogRow], tuple[str, ...]]:
 def _are_parts(lines: Sequence[LogRow]) -> bool:
     """Whether lines, in order of time, may be parts of one request: chunks of a stream, its start and end, or copies.
     They have one adapter and prompt, where these are known, and outputs that rise, but for two copies: more of them are
-    the requests of a user, all of one length."""
+    the requests of a user, all of one length. Of two spans of a trace, the second may name the base model."""
     names, inputs = {each.adapter for each in lines}, {each.input_tokens for each in lines}
     outputs = [each.output_tokens for each in lines]
     near = lines[-1].time_s - lines[0].time_s <= HOUR_S
     copies = sum(map(bool, outputs)) - len({*outputs} - {0})
-    alike = len(names - {None}) < 2 and len(inputs - {0}) < 2 and copies <= 2
+    twice = len(lines) == 2 and outputs[0] == outputs[1] > 0 and str(lines[0].id).startswith(TRACE)
+    alike = (twice or len(names - {None}) < 2) and len(inputs - {0}) < 2 and copies <= 2
     return near and alike and outputs == sorted(outputs)
 
 
 def _joint(lines: Sequence[LogRow]) -> LogRow:
-    """The request of some lines: from the time of the first on, with the last value that is known of each field."""
+    """The request of some lines: from the time of the first on, for the adapter that is named first, with the last
+    value that is known of each other field."""
     cells: Any = zip(*reversed(lines), strict=True)
     last = LogRow._make(next((cell for cell in column if cell is not None), None) for column in cells)
     inputs = max(each.input_tokens for each in lines)
-    return last._replace(time_s=lines[0].time_s, line=lines[0].line, input_tokens=inputs)
+    adapter = next((each.adapter for each in lines if each.adapter is not None), None)
+    return last._replace(time_s=lines[0].time_s, line=lines[0].line, input_tokens=inputs, adapter=adapter)
 
 
 def nothing(seen: Collection[str], skipped: int, skip: Collection[str], unknown: Sequence[str] = ()) -> str:
@@ -289,6 +293,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
             return "skipped"
     sides = where["input"], where["output"]
     name = None if where["id"] is None else str(row.cells[where["id"]])
+    name = f"{TRACE}{name}" if where["id"] == TRACE else name
     half = None in sides
     if half and (model is None or name is None):
         return "other" if model is None else "failed"

@@ -131,6 +131,11 @@ def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], ob
             '{"prompt_tokens": 9, "completion_tokens": 3}}}, "error": null}\n',
             "no times at which they arrive",
         ),
+        (
+            "server's own log",
+            "2026-11-27T10:00:02.5Z (APIServer pid=1) INFO 11-27 10:00:02 [logger.py:43] Received request cmpl-1\n",
+            "from-metrics",
+        ),
         ("spreadsheet", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\x13\0\x08\2[Content_Types].xml", "save it as CSV"),
         ("spreadsheet", bytes.fromhex("d0cf11e0a1b11ae1"), "save it as CSV"),
         ("packed file", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\5\0\0\0a.csv", "unpack it"),

@@ -437,6 +437,15 @@ def test_batches_of_a_collector_are_read(tmp_path: Path) -> None:
         )
 
 
+def test_a_server_under_a_gateway_is_no_second_request(tmp_path: Path) -> None:
+    """vLLM's span in the trace of a gateway's has the same tokens and the base model's name: the load would double."""
+    names = {"gen_ai.response.model": "base", "gen_ai.usage.prompt_tokens": "9", "gen_ai.usage.completion_tokens": "3"}
+    inner = {**OTEL, "startTimeUnixNano": "1770000005100000000"}
+    inner["attributes"] = [{"key": key, "value": {"stringValue": value}} for key, value in names.items()]
+    log = read_trace(write(tmp_path / "x.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": [inner, OTEL]}]}]}]))
+    assert (log.names, log.start_s) == (("a",), 1770000005.0)
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda rows: rows, lambda rows: {"total": 2, "data": rows}, lambda rows: {"hits": {"hits": rows}}]
 )
