@@ -38,6 +38,7 @@ from packer.cli.streams import only_results
 from packer.errors import InputError
 
 T = TypeVar("T")
+click.IntRange.name, click.FloatRange.name = "integer", "number"  # not "integer range", of which no user has heard
 Readers: TypeAlias = "Mapping[str, click.ParamType[Any] | Callable[[str], Any]]"
 FEW_OPTIONS = 12  # Largest number of options that a help page lists in one section.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,11 @@ UNUSED_WITH_INPUT = ("url", "window_s", "span_s", "api_key_env", "end")
 def ranks_or_file(text: str) -> str | tuple[int, ...]:
     """Type of an option: comma-separated ranks, or the file of a table."""
     parts = text.split(",")
-    return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else text
+    if all(part.strip().isdecimal() for part in parts):
+        return tuple(map(int, parts))
+    if not text.lower().endswith((".csv", ".tsv", ".gz")) and not os.path.exists(text):
+        raise click.BadParameter(f"expected ranks, which are whole numbers, or a table of them, got {text[:80]!r}.")
+    return text
 
 
 @bundle
