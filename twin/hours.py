@@ -198,12 +198,17 @@ class Hours:
         return tuple(known[each] for each in alike)
 
     def checked(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """Return the rooms, checked in further hours if limits may break by chance."""
-        if not rooms or not self.by_chance(items, fleet):
-            return tuple(rooms)
+        """Return the rooms, checked in further hours if limits may break by chance, with advice that was tried."""
+        if not rooms:
+            return ()
         grown = [(self.growth(item, fleet), room) for item, room in zip(items, rooms, strict=True)]
-        once = dict.fromkeys(grown)
-        known = dict(zip(once, in_threads(lambda job: job[0].checked(job[1]), once, TOGETHER), strict=True))
+        once, chance = dict.fromkeys(grown), self.by_chance(items, fleet)
+
+        def final(job: tuple[Growth, Room]) -> Room:
+            growth, room = job
+            return growth.advised(growth.checked(room) if chance else room)
+
+        known = dict(zip(once, in_threads(final, once, TOGETHER), strict=True))
         return tuple(known[job] for job in grown)
 
     def at(self, fleet: Workload, factor: float) -> Workload:
@@ -261,10 +266,10 @@ class Growth:
     def holds(self, mark: int | None, level: int) -> bool:
         """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""
         if level not in self._found:
-            self._found[level] = self._hour(level, self.hours.seed)
+            self._found[level] = self.marks(level, self.hours.seed)
         return all(self._found[level]) if mark is None else self._found[level][mark]
 
-    def _hour(self, level: int, seed: int) -> tuple[bool, bool, bool]:
+    def marks(self, level: int, seed: int) -> tuple[bool, bool, bool]:
         """Return `ServerHour.holds` of an hour at a level."""
         served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
         run = self.workers.begin(partial(_run, self.item, served, seed)).result()
@@ -298,18 +303,32 @@ class Growth:
         # Each further hour begins at the level that the hours before it have kept.
         for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
             seed = seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0])
-            while level > 0 and not self.hours.stop() and not self._hour(level, seed)[0]:
+            while level > 0 and not self.hours.stop() and not self.marks(level, seed)[0]:
                 level -= 1
         if room.slo in (None, LEVELS[level]):
             return room
         return self._room(LEVELS[level], room.queue, room.starvation)
 
-    def _room(self, slo: float | None, queue: float | None, starvation: float | None) -> Room:
-        """Return the room with what limits the server first."""
+    def advised(self, room: Room) -> Room:
+        """Return the room with advice that was tried, unless searches are to stop: more slots are advised if with them
+        the hour that breaks the limits keeps them."""
+        level, sim = self._broken
+
+        def help_(slots: int) -> bool:
+            more = self.hours.growth(self.item.with_slots(slots), self.fleet)
+            return sim is not None and more.marks(level, sim.seed)[0]
+
+        return room if self.hours.stop() else self._room(room.slo, room.queue, room.starvation, help_)
+
+    def _room(
+        self, slo: float | None, queue: float | None, starvation: float | None,
+        help_: Callable[[int], bool] | None = None,
+    ) -> Room:  # fmt: skip
+        """Return the room with what limits the server first; `help_`: see `limit_of`."""
         level, sim = self._broken
         if sim is None:
             return Room(slo, queue, starvation)
-        limit = limit_of(sim)
+        limit = limit_of(sim, help_)
         growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
         return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
 

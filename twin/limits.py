@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from packer.workload import Workload
 USED_UP = 0.5  # A resource of which less than this share is in use limits nothing on average.
 SELDOM = 0.01  # Requests that wait in less of the time than this do not make latencies.
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
+CHANCE, LESS = 0.01, 0.1  # By more than these shares slots serve more, or use less of the limits, if they help.
 START_S = 300.0  # Time after the start in which adapters are used for the first time, s.
 MOSTLY = 0.95  # Share of late requests that keep their limit without first uses: enough for a p95 within it.
 BEFORE_TRAFFIC = "a request to each adapter before a server takes traffic avoids that (--warm-start true)"
@@ -37,8 +39,9 @@ class Limit(NamedTuple):
     advice: str
 
 
-def limit_of(sim: Run) -> Limit:
-    """Return the resource of a server that is used most while requests wait.
+def limit_of(sim: Run, help_: Callable[[int], bool] | None = None) -> Limit:
+    """Return the resource of a server that is used most while requests wait. `help_`: whether a larger number of slots
+    helps, asked before more slots are advised; None: it is not known.
 
     Compared are the slots (if there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of a step,
     the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
@@ -61,6 +64,8 @@ def limit_of(sim: Run) -> Limit:
             return Limit("first use", 1.0, f"first requests of adapters {waits}", BEFORE_TRAFFIC)
     limits = _limits(sim)
     found = max(limits, key=lambda each: each.pressure)
+    if found.name in ("slots", "loading"):
+        found = found._replace(advice=_more_slots(sim, help_))
     if found.pressure >= USED_UP or not sim.completed:
         return found
     waiting = sim.raw.timeline["waiting"] / sim.timeline_bin_s
@@ -139,7 +144,7 @@ def _limits(sim: Run) -> list[Limit]:
             f"{tokens:,.0f} of {engine.server_tokens:,} tokens a step",
             "fewer requests per GPU",
         ),
-        Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", _more_slots(sim)),
+        Limit("loading", loading, f"{loading:.0%} of the time goes into loading adapters", ""),
         Limit(
             "step time", itl / float(itl_limits_ms.min()),
             f"ITL {itl:.0f} ms with {counted(round(running), 'request')} running", "fewer requests per GPU",
@@ -154,7 +159,7 @@ def _limits(sim: Run) -> list[Limit]:
         found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, advice))
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
-        found.append(Limit("slots", slots, f"{active:.0f} of {sim.max_loras} in use", _more_slots(sim)))
+        found.append(Limit("slots", slots, f"{active:.0f} of {sim.max_loras} in use", ""))
     queue, refused = engine.max_num_queued_reqs, sim.refused_by_server
     if queue is not None and refused:
         waits = float(crowded["waiting"].mean()) / sim.timeline_bin_s
@@ -165,15 +170,32 @@ def _limits(sim: Run) -> list[Limit]:
     return found
 
 
-def _more_slots(sim: Run) -> str:
-    """Return advice in words: a number of slots that fits, or what makes room for slots."""
+def _more_slots(sim: Run, help_: Callable[[int], bool] | None) -> str:
+    """Return advice in words: a number of slots that fits and helps, or what makes room for slots."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
     why_not = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), sim.workload, trained)
-    parts = "" if why_not else f"max_loras {slots}", _smaller_slots(sim)
+    more = not why_not and (help_ is None or help_(slots))
+    parts = f"max_loras {slots}" if more else "", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
+
+
+def slots_help(sim: Run, slots: int) -> bool:
+    """Whether the same run with this number of slots serves more, or is less beyond its goal, than chance explains."""
+    again = _with_slots(sim, slots)
+    if again.status != "ok" or again.served_share < sim.served_share - CHANCE:
+        return False
+    return again.served_share > sim.served_share + CHANCE or again.slo_used < (1.0 - LESS) * sim.slo_used
+
+
+def _with_slots(sim: Run, slots: int) -> Run:
+    """Return the same run with another number of slots."""
+    return simulate(
+        sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank, duration_s=sim.duration_s,
+        seed=sim.seed, max_outstanding=sim.max_outstanding, concurrency=sim.concurrency, paced=sim.paced,
+    )  # fmt: skip
 
 
 def _more_cache(sim: Run) -> str:
@@ -218,10 +240,7 @@ def relief(sim: Run) -> Run | None:
         settings = sim.profile.settings(slots, sim.max_lora_rank)
         if memory_error(sim.profile, settings, sim.workload) is not None:
             return None
-        again = simulate(
-            sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank, duration_s=sim.duration_s,
-            seed=sim.seed, max_outstanding=sim.max_outstanding, concurrency=sim.concurrency, paced=sim.paced,
-        )  # fmt: skip
+        again = _with_slots(sim, slots)
         if again.status == "ok" and not thrashes(again):
             return again
     return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from packer.goal import Limits, time_words, words_of
-from packer.twin.limits import Limit, client_limit, limit_of
+from packer.twin.limits import Limit, client_limit, limit_of, slots_help
 from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.words import counted
@@ -53,9 +54,10 @@ class RunVerdict:
         return {"holds": self.holds, "text": self.text, "limits": limits, "cause": cause}
 
 
-def verdict_of(sim: Run) -> RunVerdict:
+def verdict_of(sim: Run, tried: bool = False) -> RunVerdict:
     """Return the verdict on a run; for a cluster with what limits the server that is furthest beyond the goal. A closed
-    loop has no offered load that could be served or not: only limits count."""
+    loop has no offered load that could be served or not: only limits count. `tried`: advice of more slots for a single
+    server is simulated (`limit_of`)."""
     if sim.status != "ok":
         return RunVerdict(False, f"Does not start: {sim.status_reason}.")
     limits = tuple(_measured(sim))
@@ -73,20 +75,21 @@ def verdict_of(sim: Run) -> RunVerdict:
         parts.append(f"breaks {' and '.join(filter(None, broken))}")
     elif limits and steady:  # figures of a server that starves do not count
         parts.append(f"keeps {' and '.join(each.words for each in limits if each.words)}")
-    cause, why = (None, "") if holds else _cause(sim)
+    cause, why = (None, "") if holds else _cause(sim, tried)
     since = OF_PACED if holds and limits and sim.paced else ""
     text = f"{', '.join(parts)}{why}.{since}{_drafts(sim)}"
     return RunVerdict(holds, text[:1].upper() + text[1:], limits, cause)
 
 
 def verdict_of_all(runs: Sequence[Run]) -> RunVerdict:
-    """Return the verdict on runs with several seeds: that of the run furthest beyond the goal, and how many keep it."""
-    found = [verdict_of(run) for run in runs]
+    """Return the verdict on runs with several seeds: that of the run furthest beyond the goal, with advice that was
+    tried, and how many keep it."""
     if len(runs) == 1:
-        return found[0]
-    worst = max(range(len(runs)), key=lambda k: (not found[k].holds, runs[k].slo_used, -runs[k].served_share))
-    kept = sum(each.holds for each in found)
-    return replace(found[worst], text=f"{kept} of {len(runs)} seeds keep the goal; the worst: {found[worst].text}")
+        return verdict_of(runs[0], tried=True)
+    holds = [verdict_of(run).holds for run in runs]
+    worst = max(range(len(runs)), key=lambda k: (not holds[k], runs[k].slo_used, -runs[k].served_share))
+    found = verdict_of(runs[worst], tried=True)
+    return replace(found, text=f"{sum(holds)} of {len(runs)} seeds keep the goal; the worst: {found.text}")
 
 
 def _drafts(sim: Run) -> str:
@@ -104,7 +107,7 @@ def _drafts(sim: Run) -> str:
     return f" Speculative decoding slows down {who}: fewer than {needed:.0%} of their drafts are kept." if below else ""
 
 
-def _cause(sim: Run) -> tuple[Limit, str]:
+def _cause(sim: Run, tried: bool) -> tuple[Limit, str]:
     """Return what limits the server, for a cluster the server that is furthest beyond the goal; and that in words. If
     servers have room for what the client keeps from them, that is the client."""
     if (client := client_limit(sim)) is not None:
@@ -114,7 +117,7 @@ def _cause(sim: Run) -> tuple[Limit, str]:
         found = Limit("router", 1.0, "it gives no request to a server", "another router")
         return found, f": {found.name}, {found.usage}"
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
-    found = limit_of(servers[worst])
+    found = limit_of(servers[worst], partial(slots_help, sim) if tried and len(servers) == 1 else None)
     if sim.closed_loop:
         open_now = f"{counted(sim.concurrency or 0, 'request')} outstanding, {sim.mean_running:,.0f} running"
         known = found.name != "bursts"  # which a client with a fixed number of open requests can't send

@@ -24,7 +24,7 @@ def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypat
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, beyond: (beyond <= -1,) * 3)
     monkeypatch.setattr(Hours, "by_chance", lambda *_: False)
-    monkeypatch.setattr(stored, "limit_of", lambda _at: Limit("slots", 1.0, "", ""))
+    monkeypatch.setattr(stored, "limit_of", lambda _at, _help=None: Limit("slots", 1.0, "", ""))
     fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(4)]), Hours()
     items = [Bin((0, 1, 2, 3), server.settings(2, 8), server, (0.25,) * 4)] * 4
     given = hours.rooms(items, fleet)

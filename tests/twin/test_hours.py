@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, at: (at[0] <= at[1], at[0] <= 9, at[0] <= 12))
     monkeypatch.setattr(Hours, "by_chance", lambda *_: chance)
-    monkeypatch.setattr(stored, "limit_of", lambda at: Limit("slots", 1.0, str(at[1]), ""))
+    monkeypatch.setattr(stored, "limit_of", lambda at, _help=None: Limit("slots", 1.0, str(at[1]), ""))
     profile, fleet = make_profile(), Workload([Adapter("a", 8, 1.0)], arrivals=Arrivals(kind))
     item, hours = Bin((0,), profile.settings(1, 8), profile), Hours()
     rooms = hours.rooms([item], fleet)
@@ -195,7 +196,7 @@ def test_equal_servers_are_searched_once(make_profile: Callable[..., Profile], m
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, level: (level <= 7, level <= 9, level <= 12))
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
-    monkeypatch.setattr(stored, "limit_of", lambda _at: Limit("slots", 1.0, "", ""))
+    monkeypatch.setattr(stored, "limit_of", lambda _at, _help=None: Limit("slots", 1.0, "", ""))
     profile, fleet, hours = make_profile(), Workload([Adapter("a", 8, 1.0)]), Hours()
     items = [Bin((0,), profile.settings(1, 8), profile, (0.25,))] * 4
     rooms = hours.rooms(items, fleet)
@@ -223,3 +224,28 @@ def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile
     assert found.slo is not None
     assert 1.0 < found.slo < alone.slo
     assert used(found.slo) <= 1.0 < used(LEVELS[LEVELS.index(found.slo) + 1])
+
+
+@pytest.mark.parametrize(("kept", "advice"), [(5, "max_loras 2"), (4, "fewer adapters")])
+def test_more_slots_are_advised_if_they_keep_the_limits(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, kept: int, advice: str
+) -> None:
+    """The server breaks its limits above level 4 in the second fresh hour. More slots are advised if with them this
+    hour keeps the limits at the next level."""
+
+    def run(item: Bin, fleet: Workload, seed: int) -> SimpleNamespace:
+        most = 9 if seed != of_first(2) else 4 if item.max_loras == 1 else kept
+        return SimpleNamespace(seed=seed, kept=LEVELS.index(round(fleet.rate, 4)) <= most)
+
+    def limit_of(_sim: object, help_: Callable[[int], bool] | None = None) -> Limit:
+        return Limit("slots", 1.0, "", "max_loras 2" if help_ is None or help_(2) else "fewer adapters")
+
+    monkeypatch.setattr(stored, "_run", run)
+    monkeypatch.setattr(Hours, "holds", lambda _self, sim: (sim.kept, True, True))
+    monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
+    monkeypatch.setattr(stored, "limit_of", limit_of)
+    profile = make_profile()
+    fleet = Workload([Adapter("a", 8, 0.5), Adapter("b", 8, 0.5)], arrivals=Arrivals("unpredictable"))
+    item, hours = Bin((0, 1), profile.settings(1, 8), profile), Hours()
+    (found,) = hours.checked(hours.rooms([item], fleet), [item], fleet)
+    assert (found.slo, found.advice) == (LEVELS[4], advice)

@@ -12,6 +12,7 @@ from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.goal import Goal
 from packer.io.profiles import load_profile
+from packer.lengths import Lengths
 from packer.profile import Profile
 from packer.twin.cluster.routers.base import HOLD, AnyCluster
 from packer.twin.cluster.simulate import simulate_cluster
@@ -209,3 +210,17 @@ def test_a_router_that_holds_everything_is_named(toy_profile: Profile) -> None:
     cluster = Cluster.of(toy_profile, 2, max_loras=1, max_lora_rank=8)
     found = verdict_of(simulate_cluster(fleet(12, 0.4), cluster, router=Holding(), duration_s=60))
     assert found.text.endswith(": router, it gives no request to a server.")
+
+
+@pytest.mark.parametrize(("n", "rate", "slots"), [(60, 0.07, 32), (80, 0.1, 40)])
+def test_more_slots_are_advised_only_if_they_help(server: Profile, n: int, rate: float, slots: int) -> None:
+    """The slots of both servers are all in use. Half as many more help one of them; they take so much of the KV cache
+    of the other, which has more load, that it breaks the goal by as much."""
+    long = Lengths.gamma(1155.0, cv=1.0), Lengths.gamma(211.0, cv=1.0)
+    busy = Workload([Adapter(f"a{k}", 32, rate) for k in range(n)], *long)
+    now, more = (simulate(busy, server, max_loras=each, duration_s=900.0) for each in (slots, slots * 3 // 2))
+    helps = more.slo_used < 0.9 * now.slo_used or more.served_share > now.served_share + 0.01
+    cause = verdict_of_all([now]).cause
+    assert cause is not None
+    assert (cause.name, helps) == ("slots", n == 60)
+    assert cause.advice == (f"max_loras {slots * 3 // 2}" if helps else "fewer adapters per GPU")
