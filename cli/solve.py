@@ -221,7 +221,7 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
         write_frame(adapters_frame(with_adapters(plan)), result.per_adapter)
     out.result(partial(plan_json, plan), lines)
     if written:
-        out.note(f"wrote {path}; packer show says more: bound, energy, tightest adapter, prefixes")
+        out.note(f"wrote {path}; packer export starts it, packer show says more: bound, energy, tightest adapter")
     elif path is not None:
         out.note(f"{path} is not written: the plan does not hold (-o FILE writes it all the same)")
     if plan.verified is False and not planning.recommends(old):

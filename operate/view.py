@@ -103,7 +103,7 @@ class Observed:
         if at == "mean" or self.table.whole:
             return "the mean"
         if len(self.table.rates) == 1:
-            return f"{when}, the only whole one of these windows"
+            return f"{when}, the only whole window in it"
         return f"{when}, {self.times_mean:.2g} × the mean"
 
 
