@@ -17,10 +17,11 @@ from packer.traces.trace import Trace
 
 PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant in each.
 CHANCE = 0.001  # Probability with which loads of parts that vary at random show a trend.
-CELLS, SHORTEST = 60, 5  # Equal parts of a window with a step, which lasts, and leaves, at least `SHORTEST` of them.
+CELLS, TIMES, FEWEST = 60, 4, 3
+"""Equal parts of a window with steps; how often they come at most; parts with each load, next to none with another."""
 LEFT, VARIED = 0.05, 3.0
-"""A step leaves at most this share of the variance of the parts, which is at least so many times that of chance. Of 720
-hours with bursts of 10 s to 2,000 s, one showed a step; all hours with one did."""
+"""Steps leave at most this share of the variance of the parts, which is at least so many times that of chance. Of 2,000
+hours with bursts of 10 s to 2,000 s, six showed steps; all 600 hours with steps did."""
 LEAST_S = 12.0  # Shortest window with a trend.
 LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
 STEEP = 3.0  # Largest slope, as a multiple of the smaller step to a neighbour: a load that grows fivefold each period.
@@ -45,7 +46,7 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
     """Factors on the mean rates in equal parts of a window, which follow the load; their mean is 1.
 
     The load is the engine time of the requests: their tokens, an output token counted as `DECODE`. A load that is
-    higher or lower for a while gives the factors of `_steps`. Else the load of `PARTS` parts is fitted by a parabola.
+    one of two at a time gives the factors of `_steps`. Else the load of `PARTS` parts is fitted by a parabola.
     No factors, and no trend, if an F-test explains it by the scatter of the parts around their mean, at least that of
     Poisson arrivals; if its highest factor is below `LEAST`; or for windows longer than an hour, which a simulated hour
     does not show.
@@ -110,9 +111,9 @@ def flattened(trace: Trace, window_s: float) -> Trace:
 
 
 def _steps(load: FloatArray, squares: float) -> tuple[float, ...]:
-    """Factors of `CELLS` equal parts, of which some successive ones have one load and all others another; their mean is
-    1. No factors if that leaves more than `LEFT` of the variance of the parts that chance does not explain, which
-    bursts hardly ever do. The parts in which the load changes have their own, between the two.
+    """Factors of `CELLS` equal parts, which have one of two loads, one at most `TIMES` times; their mean is 1. No
+    factors if that leaves more than `LEFT` of the variance of the parts that chance does not explain, which bursts
+    hardly ever do. The parts in which the load changes have their own, between the two.
 
     `load`: of each part, the sum of the weights of its requests; `squares`: the sum of the squares of all weights.
     """
@@ -121,18 +122,19 @@ def _steps(load: FloatArray, squares: float) -> tuple[float, ...]:
         return ()
     load = load / mean
     chance, varied = squares / CELLS / mean**2, float(((load - 1.0) ** 2).mean())
-    begin, end = np.triu_indices(CELLS + 1, SHORTEST)
-    begin, end = begin[end - begin <= CELLS - SHORTEST], end[end - begin <= CELLS - SHORTEST]
-    total, size = np.concatenate([[0.0], np.cumsum(load)]), end - begin
-    inside = total[end] - total[begin]
-    best = int(((inside / size - (CELLS - inside) / (CELLS - size)) ** 2 * size * (CELLS - size)).argmax())
-    first, last = int(begin[best]), int(end[best])
-    place = np.arange(CELLS)
-    step, clear = (place >= first) & (place < last), ~np.isin(place, [first - 1, first, last - 1, last])
-    high, low = load[step & clear].mean(), load[~step & clear].mean()
-    fit = np.where(clear, np.where(step, high, low), np.clip(load, min(high, low), max(high, low)))
+    # The two groups whose means differ most, relative to what is left within them.
+    ordered, below = np.sort(load), np.arange(1, CELLS)
+    total = np.cumsum(ordered)
+    apart = total[:-1] / below - (total[-1] - total[:-1]) / (CELLS - below)
+    high = load > ordered[(apart**2 * below * (CELLS - below)).argmax()]
+    changes = np.flatnonzero(np.diff(high))
+    clear = ~np.isin(np.arange(CELLS), [changes, changes + 1])
+    if len(changes) > 2 * TIMES or min((high & clear).sum(), (~high & clear).sum()) < FEWEST:
+        return ()
+    least, most = load[~high & clear].mean(), load[high & clear].mean()
+    fit = np.where(clear, np.where(high, most, least), np.clip(load, least, most))
     left = float(((load - fit)[clear] ** 2).mean()) - chance
-    found = varied > VARIED * chance and left <= LEFT * (varied - chance) and fit.max() >= LEAST
+    found = varied > VARIED * chance and left <= LEFT * (varied - chance) and most >= LEAST
     return _factors(fit) if found else ()
 
 
