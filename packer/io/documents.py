@@ -54,7 +54,13 @@ def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row number and object of each line of a JSON Lines text, or of one list of objects, alone or inside an object.
     Raises what `parse_json` raises."""
     if re.match(r"\s*(\[|\{[ \t\r]*\n)", text):
-        data = parse_json(text, row=1)
+        try:
+            data = parse_json(text, row=1)
+        except FileFormatError as error:
+            if "Extra data" in str(error):
+                rule = "expected one JSON list or object, got several"
+                error.args = (f"{rule} over several lines: jq -c . FILE writes a line of each.",)
+            raise
         found = data if isinstance(data, list) else _objects(data) or [data]
         entries: Iterable[tuple[int, Any]] = enumerate(found, start=1)
     else:

@@ -213,7 +213,7 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str], unknown:
     columns = ", ".join(f"{name}=NAME" for name in unknown)
     return (
         "expected a log of requests with a time, input and output tokens, got one without "
-        f"{' and '.join(map(_NEEDED.__getitem__, unknown))}. Found: {_found(seen)}; --key {columns} (of packer init, "
+        f"{', '.join(map(_NEEDED.__getitem__, unknown))}. Found: {_found(seen)}; --key {columns} (of packer init, "
         "workload from-log, evaluate --log) says in which column they are."
     )
 

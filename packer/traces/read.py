@@ -155,7 +155,7 @@ def _read_frame(frame: pl.DataFrame, fields: Fields) -> tuple[TraceFormat | None
 
 def _read_jsonl(text: str, fields: Fields) -> tuple[TraceFormat | None, Requests]:
     lines = (Row(number, entry) for number, entry in json_lines(text))
-    first = next(lines)
+    first = next(lines, Row(1, {}))
     kind = _kind((key.strip().lower() for key in first.cells), fields)
     if kind is None:
         return None, requests_of(chain([first], lines), fields)

@@ -202,7 +202,7 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("f.csv", "a,b\n1,2\n", "without a time and input tokens and output tokens. Found: a, b"),
+        ("f.csv", "a,b\n1,2\n", "without a time, input tokens, output tokens. Found: a, b"),
         ("f.csv", OURS.replace(",30,", ",-30,"), "row 3, column 'input_tokens': .*got '-30'"),
         ("f.csv", OURS.replace(",30,", ",3.5,"), "row 3, column 'input_tokens': .*got '3.5'"),
         (
@@ -316,7 +316,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path, end: bytes) ->
 def test_a_list_without_a_line_end_is_no_half_line(tmp_path: Path) -> None:
     """A log that may grow and is a list is read whole, or refused for what its entries lack."""
     (tmp_path / "x.json").write_text('[{"time": 1}]')
-    with pytest.raises(FileFormatError, match=r"without input tokens and output tokens\. Found: time;"):
+    with pytest.raises(FileFormatError, match=r"without input tokens, output tokens\. Found: time;"):
         read_trace(tmp_path / "x.json")
     (tmp_path / "x.json").write_bytes(b"[\n" + WHOLE + b",\n" + WHOLE + b"\n]")
     assert len(read_trace(tmp_path / "x.json")) == 2
