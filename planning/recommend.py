@@ -26,6 +26,7 @@ from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.overload import Overload
 from packer.planning.prove import bounded, told
+from packer.planning.shortfall import busy_words
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
 from packer.public import public
@@ -371,7 +372,8 @@ class Deployment:
             self.job.break_later(self.first)
         if self.rounds and plan.verified is None:
             plan, reasons = replace(plan, status=Status.FEASIBLE), (UNCONFIRMED,)
-        reasons += (*by_luck(self.job, plan), *of_log(self.job, plan))
+        luck = by_luck(self.job, plan)
+        reasons += (*(luck or (busy_words(self.job.kept, plan.bins) if plan.verified else ())), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

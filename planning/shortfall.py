@@ -12,7 +12,7 @@ from packer.bin import Bin
 from packer.lengths import each_at_normal
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
-from packer.planning.kept import NEARLY, Hour, KeptHours
+from packer.planning.kept import DRAWN, NEARLY, Hour, KeptHours
 from packer.predictors.features import length_pairs
 from packer.profile import ONE_TOKENIZER, Profile
 from packer.twin.engine_rules import rules_of
@@ -80,6 +80,19 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     if 2 * early.shape[1] <= late.shape[1] or early[1].max() <= 2.0 * kept.workload.slo.limits.p95_ttft_ms:
         return ()
     return (f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",)
+
+
+def busy_words(kept: KeptHours, bins: Sequence[Bin]) -> tuple[str, ...]:
+    """A sentence if busy hours break the goal on servers that keep it in fresh hours: how many of those drawn, and for
+    how many adapters."""
+    hours = [] if kept.simulated.stop() else kept.busy(bins)
+    broken = [hour for hour in hours if not kept.holds_in(bins, hour)]
+    if not broken:
+        return ()
+    used = np.array([kept.adapters(bins, hour).slo_used for hour in broken])
+    late = int((np.nan_to_num(used, nan=np.inf).max(axis=0) > 1.0).sum())
+    drawn = f"{len(broken)} of {DRAWN * len(hours)} drawn"
+    return (f"Busy hours break the goal, {drawn}: {late:,} of {counted(len(used[0]), 'adapter')} miss it.",)
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:

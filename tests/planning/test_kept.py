@@ -10,8 +10,9 @@ import pytest
 
 from packer import Adapter, Arrivals, Bin, Goal, Profile, Workload, seeds, simulate
 from packer.planning import kept as kept_hours
+from packer.planning.busiest import peak
 from packer.planning.chance import HOURS
-from packer.planning.kept import MOST_LONE, Hour, KeptHours
+from packer.planning.kept import DRAWN, MOST_LONE, Hour, KeptHours
 from packer.twin.hours import Hours
 
 
@@ -54,6 +55,25 @@ def test_hours_that_vary_are_kept_in_all_sets(
     bins = [Bin((0,), toy_profile.settings(1, 8), toy_profile)]
     kept.broken_later(bins, 2)
     assert seen[0] == [hour for number in sets for hour in kept.fresh(bins, number)]
+
+
+def test_busy_hours_are_the_busiest_of_those_drawn_for_each_server(toy_profile: Profile) -> None:
+    """Where arrivals vary, rare hours that break a plan are nearly always busy ones: every server gets the busiest of
+    several hours. Where they don't, there are no busy hours."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(4)], arrivals=Arrivals("unpredictable"))
+    settings = toy_profile.settings(2, 8)
+    servers = [Bin(adapters, settings, toy_profile) for adapters in ((0, 1), (2, 3))]
+    kept, others = KeptHours(fleet, fleet, 0, Hours()), 0
+    assert len(kept.busy(servers)) == len(kept.fresh(servers))
+    for busy, fresh in zip(kept.busy(servers), kept.fresh(servers), strict=True):
+        for item in servers:
+            own = kept.job(item, fresh)[2]
+            peaks = {each: peak(item.workload(fleet), each) for each in (seeds.further(own, k) for k in range(DRAWN))}
+            assert peaks[kept.job(item, busy)[2]] == max(peaks.values())
+            others += kept.job(item, busy) != kept.job(item, fresh)
+    assert others
+    even = fleet.with_arrivals(Arrivals())
+    assert KeptHours(even, even, 0, Hours()).busy(servers) == []
 
 
 def test_the_draws_that_broke_one_server_are_kept_for_all(toy_profile: Profile) -> None:

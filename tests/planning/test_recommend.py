@@ -355,7 +355,7 @@ def test_irregular_gaps_are_bursts(server: Profile, cv: float, hours: list[int])
     kept = Frontier(fleet, server).kept
     each = tuple(Bin((k,), server.settings(1, 16), server) for k in range(2))
     assert [len(kept.fresh(bins)) for bins in (each[:1], each)] == hours
-    seeds = [seed for number in range(3) for _, seed, _ in kept.fresh(each, number)]
+    seeds = [hour.seed for number in range(3) for hour in kept.fresh(each, number)]
     assert len(set(seeds)) == len(seeds)
 
 

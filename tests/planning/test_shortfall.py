@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,8 +20,8 @@ from packer.lengths import Lengths
 from packer.plan import Plan
 from packer.planning import shortfall
 from packer.planning.explore import Frontier
-from packer.planning.kept import KeptHours
-from packer.planning.shortfall import _when, context_words, start_words, version_words, weaker_words
+from packer.planning.kept import Hour, KeptHours
+from packer.planning.shortfall import _when, busy_words, context_words, start_words, version_words, weaker_words
 from packer.profile import Profile
 from packer.twin.hours import Hours
 from packer.twin.limits import limit_of
@@ -228,3 +228,26 @@ def test_a_shorter_context_is_named_where_contexts_take_the_slots() -> None:
     assert context_words(growing, profile, full) == "", "requests hold the turns before them, too"
     measured = replace(profile, memory=replace(profile.memory, min_kv_tokens=5000))
     assert context_words(fleet, measured, full) == ""
+
+
+class _BreaksInBusyHours(KeptHours):
+    """Of the hours that are the busiest of several, the second breaks the goal of two of three adapters."""
+
+    def holds_in(self, bins: Sequence[Bin], hour: Hour) -> bool:
+        return hour != self.busy(bins)[1]
+
+    def adapters(self, bins: Sequence[Bin], hour: Hour) -> Any:
+        assert not self.holds_in(bins, hour)
+        return SimpleNamespace(slo_used=np.array([2.0, 0.5, np.inf]))
+
+
+def test_a_plan_says_how_many_busy_hours_break_it(server: Profile) -> None:
+    """Where arrivals vary, fresh hours may keep a goal that a busy one breaks: the plan says in how many of the hours
+    drawn, and for how many adapters. Elsewhere, and once the time is over, no hour is drawn."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(3)], arrivals=Arrivals("unpredictable"))
+    bins = [Bin((0, 1, 2), server.settings(3, 16), server)]
+    kept = _BreaksInBusyHours(fleet, fleet, 0, Hours())
+    assert busy_words(kept, bins) == ("Busy hours break the goal, 1 of 48 drawn: 2 of 3 adapters miss it.",)
+    assert busy_words(_BreaksInBusyHours(fleet, fleet, 0, Hours(stop=lambda: True)), bins) == ()
+    even = fleet.with_arrivals(Arrivals())
+    assert busy_words(_BreaksInBusyHours(even, even, 0, Hours()), bins) == ()
