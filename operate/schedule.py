@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from packer.evaluation import WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
+from packer.operate.cycle import with_few_changes
 from packer.operate.day import Period, Schedule, keys_of, with_steady_settings
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
@@ -97,9 +99,9 @@ def schedule(
 
     The static plan keeps the goal at the rates of every period: it is the plan of `packer.recommend` for the busiest
     period, which must also keep the goal in the others. Each period runs the fewest of its servers that keep the goal,
-    found in the same way. Adapters stay where the static plan has them as far as possible; those of servers that are
-    off move to others. Successive periods become one if one set of servers holds in all of them and takes no more GPU
-    time than separate sets, including starts and moves. A server whose settings do not hold in the next period is
+    found in the same way. Adapters stay where the period beside it has them as far as possible; those of servers that
+    are off move to others. Successive periods become one if one set of servers holds in all of them and takes no more
+    GPU time than separate sets, including starts and moves. A server whose settings do not hold in the next period is
     replaced: the new server is started before the old one stops. Where that takes more GPUs than are at hand, the two
     periods become one.
 
@@ -137,15 +139,12 @@ def schedule(
     static = day.with_figures(day.static())
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
-    periods = []
-    for k, name in enumerate(rates):
-        progress(f"period {name}", k, len(rates))
-        periods.append(day.period([name], static))
-    merged, stock = _merged(periods, lambda names: day.period(names, static), start_s), stock_of(kinds_of(profile))
+    periods = day.each(static, progress)
+    merged, stock = _merged(periods, partial(day.together, static), start_s), stock_of(kinds_of(profile))
+    merged = with_few_changes(merged, periods, day.keeps, lambda one, other: _change_s(one, other, start_s))
     while (over := _over(steady := with_steady_settings(merged, day.holds), stock)) is not None and len(merged) > 1:
         merged = [*merged[over - 1 :], *merged[: over - 1]]
-        names = (*merged[0].names, *merged[1].names) if len(merged) > 2 else tuple(rates)
-        merged[:2] = [day.period(names, static)]
+        merged[:2] = [day.together(static, *merged[:2])]
     found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
@@ -211,7 +210,7 @@ class _Day:
     period_s: float
     whole: Periods
     groups: Sequence[_Group]
-    _fewer: dict[Any, Sequence[Bin] | None] = field(default_factory=dict, init=False)
+    _fewer: dict[Any, Sequence[Bin]] = field(default_factory=dict, init=False)
     """Servers found so far, by kind, rates and arrivals: many hours of a table are equal."""
 
     def static(self) -> Plan:
@@ -223,43 +222,74 @@ class _Day:
             bins += [item.under(group.adapters) for item in found.bins]
         return self._plan(list(self.whole.rates), bins)
 
-    def period(self, names: Sequence[str], static: Plan) -> Period:
-        """The fewest servers for successive periods, in places of the static plan's; else all of a kind."""
+    def each(self, static: Plan, progress: Progress) -> list[Period]:
+        """The servers of each period, from the busiest one on: each next period is the busiest of those beside the
+        ones that have servers, and stays close to that neighbour."""
+        names, found = list(self.whole.rates), dict[int, Period]()
+        heights = [each.offered_tok_s * each.arrivals.height for each in (self.whole.busiest([n]) for n in names)]
+        while len(found) < len(names):
+            near = {(t + step) % len(names): t for t in found for step in (1, -1)}
+            left = [t for t in (near or range(len(names))) if t not in found]
+            t = max(left, key=heights.__getitem__)
+            progress(f"period {names[t]}", len(found), len(names))
+            found[t] = self._period([names[t]], static, found.get(near.get(t, -1)))
+        return [found[t] for t in range(len(names))]
+
+    def together(self, static: Plan, one: Period, other: Period) -> Period:
+        """Servers for two successive periods: those of one of them if they hold in both."""
+        names = [*one.names, *other.names]
+        names = names if len(names) < len(self.whole.rates) else list(self.whole.rates)
+        return self._period(names, static, max(one, other, key=lambda each: each.gpus), [one, other])
+
+    def _period(
+        self, names: Sequence[str], static: Plan, beside: Period | None, alone: Sequence[Period] = ()
+    ) -> Period:
+        """The fewest servers for successive periods, close to those of the period `beside`, in the places that these
+        have; None: those of the static plan."""
         bins: list[Bin] = []
         places: list[int] = []
         for group in self.groups:
             own = [k for k, item in enumerate(static.bins) if item.profile == group.periods.profile]
-            kept = _in_group([static.bins[k] for k in own], group)
-            made = self._with_fewer(group, names, kept) or kept
-            places += [own[k] for k in _places(kept, made)]
+            kept, running, at = _of(group, static.bins), _of(group, static.bins), own
+            if beside is not None:
+                pairs = zip(beside.servers, beside.plan.bins, strict=True)
+                running = _of(group, beside.plan.bins)
+                at = [k for k, item in pairs if item.profile == group.periods.profile]
+            made = self._servers(group, names, kept, running, [_of(group, each.plan.bins) for each in alone])
+            places += _places(running, made, at, own)
             bins += [item.under(group.adapters) for item in made]
         begin_s = list(self.whole.rates).index(names[0]) * self.period_s
         end_s = begin_s + len(names) * self.period_s
         return Period(tuple(names), begin_s, end_s, self._plan(names, bins), tuple(places))
 
-    def _with_fewer(self, group: _Group, names: Collection[str], static: Sequence[Bin]) -> Sequence[Bin] | None:
-        """Servers for some periods, fewer than the static plan has; None: no smaller number keeps the goal. Several
-        periods get the servers of one of them if those keep the goal in all of them."""
+    def _servers(
+        self, group: _Group, names: Collection[str], static: Sequence[Bin], running: Sequence[Bin],
+        alone: Sequence[Sequence[Bin]],
+    ) -> Sequence[Bin]:  # fmt: skip
+        """The fewest servers that keep the goal in some periods; those of one of the periods `alone` if these keep
+        the goal in all of them; the static ones if no smaller number does."""
         fewer = (len(static) - 1) * group.periods.profile.engine.gpus
         if not fewer or self.whole.asked.stop():
-            return None
+            return static
+        if alone and all(list(bins) == list(alone[0]) for bins in alone):
+            return alone[0]  # each period has been judged with these
         key = group.periods.profile, frozenset(map(self.whole.key, names))
         if key not in self._fewer:
-            alone = [self._with_fewer(group, [name], static) for name in names if len(names) > 1]
-            made = [bins for bins in alone if bins is not None]
-            most = max(map(len, made), default=0)
-            held = (bins for bins in made if len(bins) == most and group.periods.hold(names, bins))
-            bins = next(held, None) if len(made) == len(alone) else None
-            if bins is None and len(made) == len(alone):
-                plan = group.periods.plan(names, fewer, static)
-                bins = None if plan is None else plan.bins
-            self._fewer[key] = bins
+            most = max(map(len, alone), default=0)
+            held = (bins for bins in alone if len(bins) == most and group.periods.hold(names, bins))
+            if (bins := next(held, None)) is None and most < len(static):
+                bins = getattr(group.periods.plan(names, fewer, running), "bins", None)
+            self._fewer[key] = static if bins is None else bins
         return self._fewer[key]
+
+    def keeps(self, each: Period) -> bool:
+        """Whether the servers of a period keep the goal in it."""
+        return all(group.periods.hold(each.names, _of(group, each.plan.bins)) for group in self.groups)
 
     def holds(self, each: Period, bins: Sequence[Bin]) -> list[bool]:
         """Which of these servers, of one kind, hold in a period."""
         group = next(group for group in self.groups if group.periods.profile == bins[0].profile)
-        return group.periods.keeping(each.names, _in_group(bins, group))
+        return group.periods.keeping(each.names, _of(group, bins))
 
     def _plan(self, names: Collection[str], bins: Sequence[Bin]) -> Plan:
         """Servers at the rates of the busiest of these periods, without their figures."""
@@ -278,20 +308,21 @@ class _Day:
         return replace(plan, evaluations=figures, adapters=merged(plan.workload, plan.bins, hours))
 
 
-def _in_group(bins: Sequence[Bin], group: _Group) -> list[Bin]:
-    """The servers, with adapters as indices of a group instead of the fleet."""
+def _of(group: _Group, bins: Sequence[Bin]) -> list[Bin]:
+    """The servers of a group, with adapters as indices of it instead of the fleet."""
     number = {i: k for k, i in enumerate(group.adapters)}
-    return [item.under(number) for item in bins]
+    return [item.under(number) for item in bins if item.profile == group.periods.profile]
 
 
-def _places(static: Sequence[Bin], bins: Sequence[Bin]) -> list[int]:
-    """For each server, the index of the static plan's server in whose place it runs; each index occurs once."""
-    continued = moves_of(static, bins).servers
-    free = (k for k in range(len(static)) if k not in continued)
+def _places(running: Sequence[Bin], bins: Sequence[Bin], at: Sequence[int], places: Sequence[int]) -> list[int]:
+    """For each server, the place of the running one that it continues, else a free one of all `places`; `at`: those of
+    the running servers."""
+    continued = [None if j is None else at[j] for j in moves_of(running, bins).servers]
+    free = (k for k in places if k not in continued)
     return [next(free) if k is None else k for k in continued]
 
 
-def _merged(periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Period], startup_s: float) -> list[Period]:
+def _merged(periods: Sequence[Period], plan_for: Callable[[Period, Period], Period], startup_s: float) -> list[Period]:
     """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included; the
     first is one in which the number of GPUs changes, so that midnight alone does not end a period."""
     cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
@@ -302,7 +333,7 @@ def _merged(periods: Sequence[Period], plan_for: Callable[[Sequence[str]], Perio
         apart = _gpu_s(one) + _gpu_s(other) + _change_s(one, other, startup_s)
         # Servers for both periods are at least those of the larger one: search only if these could pay.
         least = max(one.gpus, other.gpus) * (one.end_s - one.start_s + other.end_s - other.start_s)
-        together = plan_for((*one.names, *other.names)) if least <= apart else None
+        together = plan_for(one, other) if least <= apart else None
         if together is not None and _gpu_s(together) <= apart:
             found[k : k + 2] = [together]
         else:

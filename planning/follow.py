@@ -20,13 +20,14 @@ from packer.plan import Plan, Status
 from packer.planning.kept import KeptHours
 from packer.planning.replicas import MOST_REPLICAS
 from packer.planning.settle import with_best_slots
-from packer.search import fewest
+from packer.search import fewest, reach
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
 from packer.words import counted
 from packer.workload import Workload
 
 REPAIRS = 3  # Maximum rounds of moving adapters from servers that do not hold to servers that do.
+HOMEWARD = 6  # Maximum number of times that some of the moved adapters are tried where they ran.
 EXCHANGES = 24  # Number of exchanges of two adapters that are tried for a server that does not hold.
 COARSE = 40  # With more adapters per server than this, no adapters are exchanged: servers give light ones away instead.
 Held: TypeAlias = Mapping[int, float]  # Adapters of a server, with the share of their requests that it gets.
@@ -114,6 +115,30 @@ def _repaired(
         if not 0 < len(given) < len(tried):
             return
         yield (tried := _placed(fleet, lighter, len(lighter), given))
+
+
+def homeward(
+    fleet: Workload, old: Sequence[Bin], bins: Sequence[Bin], holds: Callable[[Bin], bool]
+) -> list[Bin]:  # fmt: skip
+    """The servers with as many of their moved adapters as they hold, the lightest first, back where they ran: the moves
+    of light adapters change the load little. Split adapters stay, and those whose ranks do not fit."""
+    copies = Counter(i for item in (*old, *bins) for i in item.adapters)
+    home = {i: k for k, j in match(old, bins).items() for i in old[j].adapters if copies[i] == 2}
+    now, loads = {i: k for k, item in enumerate(bins) for i in item.adapters}, fleet.offered_tok_s_by_adapter
+    fits = [i for i, k in home.items() if k != now[i] and fleet.adapters[i].rank <= bins[k].max_lora_rank]
+    away, found = sorted(fits, key=lambda i: loads[i]), {0: list(bins)}
+
+    def kept(n: int) -> bool:
+        held = [dict(zip(item.adapters, item.shares, strict=True)) for item in bins]
+        for i in away[:n]:
+            held[home[i]][i] = held[now[i]].pop(i)
+        if not all(held):
+            return False
+        found[n] = [_with(fleet, item, own, new=False) for item, own in zip(bins, held, strict=True)]
+        return all(map(holds, sorted(found[n], key=lambda item: -item.offered_tok_s(fleet))))
+
+    tries = iter(range(1, HOMEWARD))
+    return found[reach(kept, 1, len(away), len(away), 0, stop=lambda: next(tries, None) is None)[0]]
 
 
 def _with_ranks(fleet: Workload, item: Bin) -> Bin:

@@ -20,7 +20,7 @@ from packer.planning.behind import fewer_behind_router
 from packer.planning.beyond import others_kept
 from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
 from packer.planning.explore import Frontier
-from packer.planning.follow import gpus_words, nearby, numbered, refitted, running
+from packer.planning.follow import gpus_words, homeward, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
@@ -284,9 +284,14 @@ class Deployment:
         if plan is None:
             return None
         bins = aligned(self.running, plan.bins)
-        made = as_running(self.running, bins)
-        if made != bins and plan.verified is not False and self._lasts(made):
-            return self._close(made, plan.verified)
+        home = homeward(self.workload, self.running, bins, kept.holds_one) if plan.verified is not False else bins
+        for each in (home, bins):
+            made = [
+                new if new == item or kept.holds_one(new) else item
+                for new, item in zip(as_running(self.running, each), each, strict=True)
+            ]
+            if made != bins and plan.verified is not False and self._lasts(made):
+                return self._close(made, plan.verified)
         return replace(self._put(bins), verified=plan.verified)
 
     def _lasts(self, bins: Sequence[Bin]) -> bool:

@@ -109,6 +109,31 @@ def test_a_server_keeps_its_settings(found: Schedule) -> None:
     assert shares == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("shape", ["peak", "noise", "shifted"])
+def test_servers_of_a_period_stay_close_to_those_beside_it(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more adapters move than where each period is planned without the others, and no more GPUs run."""
+    rng = np.random.default_rng(3)
+    rates = day(8, peak=0.9)
+    if shape == "noise":
+        rates = {name: vector * rng.lognormal(0.0, 0.4, len(vector)) for name, vector in rates.items()}
+    elif shape == "shifted":
+        rates = {name: np.roll(vector, 5 * k) for k, (name, vector) in enumerate(rates.items())}
+    close = scheduled(rates)
+    period = schedules._Day._period
+    monkeypatch.setattr(
+        schedules._Day,
+        "_period",
+        lambda self, names, static, beside, alone=(): period(self, names, static, None, alone),
+    )
+    monkeypatch.setattr(schedules, "with_few_changes", lambda periods, *_: periods)
+    apart = scheduled(rates)
+    assert apart.moves > 0
+    assert close.moves <= apart.moves
+    assert close.gpu_hours <= apart.gpu_hours + 1e-9
+    hours = {name: each.gpus for each in apart.periods for name in each.names}
+    assert all(each.gpus <= max(hours[name] for name in each.names) for each in close.periods)
+
+
 def test_starts_count(found: Schedule) -> None:
     """GPU-hours are those of the periods and of the starts; GPUs at once are those that run while others start."""
     hours = sum(each.gpus * each.hours for each in found.periods)
@@ -368,4 +393,4 @@ def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Sch
     plan_for.assert_not_called()
     evening = replace(night, names=("3",), start_s=8 * 3600.0, end_s=9 * 3600.0)
     assert schedules._merged([early, late, evening], plan_for, 0.0) == [late, both]
-    plan_for.assert_called_once_with((*evening.names, *early.names))
+    plan_for.assert_called_once_with(evening, early)

@@ -11,9 +11,9 @@ import pytest
 import packer
 from packer import Adapter, Bin, Lengths, Workload
 from packer.errors import IncompatibleError
-from packer.moves import aligned
+from packer.moves import aligned, moved
 from packer.plan import Plan, Status
-from packer.planning.follow import REPAIRS, nearby, refitted, running
+from packer.planning.follow import REPAIRS, homeward, nearby, refitted, running
 from packer.planning.kept import KeptHours
 from packer.profile import Profile
 from packer.twin.hours import Hours
@@ -297,3 +297,23 @@ def test_a_server_without_lora_starts_again_for_its_first_adapter(plan: Callable
     assert plan(base.scaled(1.1), server, old_plan=off).bins == off.bins
     (found,) = plan(replace(base, adapters=(*base.adapters, Adapter("first", 8, 0.5))), server, old_plan=off).bins
     assert (found.adapters, found.max_loras > 0) == ((0, 1), True)
+
+
+def test_moved_adapters_go_back_as_far_as_servers_hold_them(server: Profile) -> None:
+    """Light adapters that a new plan moves are put back first; servers that hold no more keep the heavy ones, an
+    adapter whose rank does not fit stays, and no server is left without one."""
+    ranks = [8] * 19 + [32]
+    fleet = Workload([Adapter(f"a{k}", rank, 0.01 + 0.05 * k) for k, rank in enumerate(ranks)])
+
+    def servers(*parts: range) -> list[Bin]:
+        return [Bin(tuple(part), server.settings(4, max(ranks[i] for i in part)), server) for part in parts]
+
+    old, bins = servers(range(10), range(10, 20)), servers(range(0, 20, 2), range(1, 20, 2))
+    assert homeward(fleet, old, bins, lambda _: False) == bins
+    for most, away in ((20, {9}), (11, set(range(20)))):
+        found = homeward(fleet, old, bins, lambda item, most=most: len(item.adapters) <= most)  # type: ignore[misc]
+        assert sorted(i for item in found for i in item.adapters) == list(range(20))
+        assert len(moved(old, found)) < len(moved(old, bins))
+        assert set(moved(old, found)) <= away
+    exchanged = servers(range(10, 20), range(10))
+    assert homeward(fleet, old, exchanged, lambda _: True) == exchanged
