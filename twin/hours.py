@@ -15,11 +15,13 @@ import numpy as np
 from packer import seeds
 from packer.arrays import Float32Array
 from packer.bin import Bin
+from packer.errors import ValidationError
 from packer.evaluation import SIMULATED, AdapterFigures, Evaluation, Evaluations
 from packer.plan import Plan
 from packer.room import LEVELS, Room
 from packer.search import reach
 from packer.twin.limits import USED_UP, limit_of
+from packer.twin.override import with_engine
 from packer.twin.parts import parts_s
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
@@ -310,13 +312,16 @@ class Growth:
         return self._room(LEVELS[level], room.queue, room.starvation)
 
     def advised(self, room: Room) -> Room:
-        """Return the room with advice that was tried, unless searches are to stop: more slots are advised if with them
-        the hour that breaks the limits keeps them."""
+        """Return the room with advice that was tried, unless searches are to stop: a setting is advised if with it the
+        hour that breaks the limits keeps them."""
         level, sim = self._broken
 
-        def help_(slots: int) -> bool:
-            more = self.hours.growth(self.item.with_slots(slots), self.fleet)
-            return sim is not None and more.marks(level, sim.seed)[0]
+        def help_(max_loras: int = self.item.max_loras, **engine: int) -> bool:
+            try:
+                other = replace(self.item.with_slots(max_loras), profile=with_engine(self.item.profile, **engine))
+            except ValidationError:  # a rule of the engine
+                return False
+            return sim is not None and self.hours.growth(other, self.fleet).marks(level, sim.seed)[0]
 
         return room if self.hours.stop() else self._room(room.slo, room.queue, room.starvation, help_)
 

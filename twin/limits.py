@@ -11,8 +11,11 @@ import numpy.typing as npt
 
 from packer.arrays import BoolArray, FloatArray
 from packer.checks import slot_rank_for
+from packer.errors import ValidationError
+from packer.profile import Profile
 from packer.twin.law.law import law_of
 from packer.twin.memory.policy import kv_cache_tokens, memory_error
+from packer.twin.override import with_engine
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.stability import FEW
@@ -39,9 +42,9 @@ class Limit(NamedTuple):
     advice: str
 
 
-def limit_of(sim: Run, help_: Callable[[int], bool] | None = None) -> Limit:
-    """Return the resource of a server that is used most while requests wait. `help_`: whether a larger number of slots
-    helps, asked before more slots are advised; None: it is not known.
+def limit_of(sim: Run, help_: Callable[..., bool] | None = None) -> Limit:
+    """Return the resource of a server that is used most while requests wait. `help_`: whether a setting (`max_loras=48`
+    or `max_num_seqs=512`) helps, asked before it is advised; None: it is not known.
 
     Compared are the slots (if there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of a step,
     the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
@@ -66,6 +69,8 @@ def limit_of(sim: Run, help_: Callable[[int], bool] | None = None) -> Limit:
     found = max(limits, key=lambda each: each.pressure)
     if found.name in ("slots", "loading"):
         found = found._replace(advice=_more_slots(sim, help_))
+    elif found.name == "batch" and help_ is not None and not help_(max_num_seqs=2 * sim.profile.engine.max_num_seqs):
+        found = found._replace(advice="fewer requests per GPU")
     if found.pressure >= USED_UP or not sim.completed:
         return found
     waiting = sim.raw.timeline["waiting"] / sim.timeline_bin_s
@@ -170,30 +175,34 @@ def _limits(sim: Run) -> list[Limit]:
     return found
 
 
-def _more_slots(sim: Run, help_: Callable[[int], bool] | None) -> str:
+def _more_slots(sim: Run, help_: Callable[..., bool] | None) -> str:
     """Return advice in words: a number of slots that fits and helps, or what makes room for slots."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
     why_not = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), sim.workload, trained)
-    more = not why_not and (help_ is None or help_(slots))
+    more = not why_not and (help_ is None or help_(max_loras=slots))
     parts = f"max_loras {slots}" if more else "", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 
 
-def slots_help(sim: Run, slots: int) -> bool:
-    """Whether the same run with this number of slots serves more, or is less beyond its goal, than chance explains."""
-    again = _with_slots(sim, slots)
+def setting_helps(sim: Run, max_loras: int | None = None, **engine: int) -> bool:
+    """Whether the same run with another number of slots, or other settings (`packer.twin.override.with_engine`), serves
+    more, or is less beyond its goal, than chance explains. Settings that break a rule do not help."""
+    try:
+        again = _changed(sim, with_engine(sim.profile, **engine), max_loras or sim.max_loras)
+    except ValidationError:
+        return False
     if again.status != "ok" or again.served_share < sim.served_share - CHANCE:
         return False
     return again.served_share > sim.served_share + CHANCE or again.slo_used < (1.0 - LESS) * sim.slo_used
 
 
-def _with_slots(sim: Run, slots: int) -> Run:
-    """Return the same run with another number of slots."""
+def _changed(sim: Run, profile: Profile, slots: int) -> Run:
+    """Return the same run of a server with another profile and number of slots."""
     return simulate(
-        sim.workload, sim.profile, max_loras=slots, max_lora_rank=sim.max_lora_rank, duration_s=sim.duration_s,
+        sim.workload, profile, max_loras=slots, max_lora_rank=sim.max_lora_rank, duration_s=sim.duration_s,
         seed=sim.seed, max_outstanding=sim.max_outstanding, concurrency=sim.concurrency, paced=sim.paced,
     )  # fmt: skip
 
@@ -240,7 +249,7 @@ def relief(sim: Run) -> Run | None:
         settings = sim.profile.settings(slots, sim.max_lora_rank)
         if memory_error(sim.profile, settings, sim.workload) is not None:
             return None
-        again = _with_slots(sim, slots)
+        again = _changed(sim, sim.profile, slots)
         if again.status == "ok" and not thrashes(again):
             return again
     return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from packer.goal import Limits, time_words, words_of
-from packer.twin.limits import Limit, client_limit, limit_of, slots_help
+from packer.twin.limits import Limit, client_limit, limit_of, setting_helps
 from packer.twin.per_adapter import judged_ms, requests_used
 from packer.twin.run import Run
 from packer.words import counted
@@ -56,8 +56,8 @@ class RunVerdict:
 
 def verdict_of(sim: Run, tried: bool = False) -> RunVerdict:
     """Return the verdict on a run; for a cluster with what limits the server that is furthest beyond the goal. A closed
-    loop has no offered load that could be served or not: only limits count. `tried`: advice of more slots for a single
-    server is simulated (`limit_of`)."""
+    loop has no offered load that could be served or not: only limits count. `tried`: settings that are advised for a
+    single server are simulated (`limit_of`)."""
     if sim.status != "ok":
         return RunVerdict(False, f"Does not start: {sim.status_reason}.")
     limits = tuple(_measured(sim))
@@ -117,7 +117,7 @@ def _cause(sim: Run, tried: bool) -> tuple[Limit, str]:
         found = Limit("router", 1.0, "it gives no request to a server", "another router")
         return found, f": {found.name}, {found.usage}"
     worst = max(range(len(servers)), key=lambda k: (servers[k].slo_used, servers[k].offered_tok_s))
-    found = limit_of(servers[worst], partial(slots_help, sim) if tried and len(servers) == 1 else None)
+    found = limit_of(servers[worst], partial(setting_helps, sim) if tried and len(servers) == 1 else None)
     if sim.closed_loop:
         open_now = f"{counted(sim.concurrency or 0, 'request')} outstanding, {sim.mean_running:,.0f} running"
         known = found.name != "bursts"  # which a client with a fixed number of open requests can't send

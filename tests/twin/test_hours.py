@@ -237,8 +237,8 @@ def test_more_slots_are_advised_if_they_keep_the_limits(
         most = 9 if seed != of_first(2) else 4 if item.max_loras == 1 else kept
         return SimpleNamespace(seed=seed, kept=LEVELS.index(round(fleet.rate, 4)) <= most)
 
-    def limit_of(_sim: object, help_: Callable[[int], bool] | None = None) -> Limit:
-        return Limit("slots", 1.0, "", "max_loras 2" if help_ is None or help_(2) else "fewer adapters")
+    def limit_of(_sim: object, help_: Callable[..., bool] | None = None) -> Limit:
+        return Limit("slots", 1.0, "", "max_loras 2" if help_ is None or help_(max_loras=2) else "fewer adapters")
 
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, sim: (sim.kept, True, True))

@@ -17,6 +17,7 @@ from packer.profile import Profile
 from packer.twin.cluster.routers.base import HOLD, AnyCluster
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.limits import BEFORE_TRAFFIC
+from packer.twin.override import with_engine
 from packer.twin.simulate import simulate
 from packer.twin.verdict import verdict_of, verdict_of_all
 from packer.workload import Workload
@@ -224,3 +225,22 @@ def test_more_slots_are_advised_only_if_they_help(server: Profile, n: int, rate:
     assert cause is not None
     assert (cause.name, helps) == ("slots", n == 60)
     assert cause.advice == (f"max_loras {slots * 3 // 2}" if helps else "fewer adapters per GPU")
+
+
+@pytest.mark.parametrize(("rate", "prompt", "answer"), [(0.017, 4000.0, 800.0), (0.07, 100.0, 300.0)])
+def test_more_sequences_are_advised_only_if_they_help(
+    server: Profile, rate: float, prompt: float, answer: float
+) -> None:
+    """A batch of 32 requests is full. Twice as many short requests at once are served faster; so many long ones do not
+    fit into the KV cache, and are preempted."""
+    own = with_engine(server, max_num_seqs=32)
+    long = Lengths.gamma(prompt, cv=1.0), Lengths.gamma(answer, cv=1.0)
+    busy = Workload([Adapter(f"a{k}", 32, rate) for k in range(60)], *long)
+    now, more = (
+        simulate(busy, each, max_loras=60, duration_s=600.0) for each in (own, with_engine(own, max_num_seqs=64))
+    )
+    helps = more.served_share > now.served_share + 0.01 or more.slo_used < 0.9 * now.slo_used
+    cause = verdict_of_all([now]).cause
+    assert cause is not None
+    assert (cause.name, helps) == ("batch", rate == 0.07)
+    assert cause.advice == ("max_num_seqs 64" if helps else "fewer requests per GPU")
