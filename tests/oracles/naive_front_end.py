@@ -5,6 +5,11 @@ series of `vllm:lora_requests_info` for each pair of label values, never dropped
 (`LoRARequestStates`: an adapter waits from the arrival of a request until its first output, and the labels of a step
 are united over the slices in which `AsyncLLM.output_handler` processes its outputs; in 0.32 both labels list the
 adapters of requests that have a token and are not finished, in order of entry).
+
+Outputs that fall into a stop of the loop leave in one chunk: `process_outputs_socket` (vllm/v1/engine/core_client.py)
+awaits messages that are there already, which does not give way, `output_handler` (async_llm.py) takes all of them from
+its queue likewise, and `RequestOutputCollector.put` (output_processor.py) merges them. `output_handler` gives way
+between slices only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,14 @@ running and waiting adapters that ever occurred, named in its labels (vllm/v1/me
 has one for every list of adapters with requests in flight (`packer.twin.engine_rules`). A request of an adapter without
 a tokenizer blocks the loop, too, in versions that load one per adapter, and so does, briefly, each streamed token.
 Requests sent meanwhile are accepted afterwards. Tokens that come out meanwhile are streamed afterwards, those of one
-request in one chunk, unless the step has more than `CHUNK_OUTPUTS` outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
-vllm/v1/engine/async_llm.py). Such a step is processed in slices, and the loop does other work between slices.
+request in one chunk: `process_outputs_socket` (vllm/v1/engine/core_client.py) takes all messages that wait without a
+turn of the loop, and so does `output_handler`, before `generate` gets one. A step with more than `CHUNK_OUTPUTS`
+outputs (VLLM_V1_OUTPUT_PROC_CHUNK_SIZE, vllm/v1/engine/async_llm.py) is processed in slices, and the loop does other
+work between slices.
+
+The loop stops for a whole scrape of /metrics/, which is mounted in it (`mount_metrics`, entrypoints/openai/
+api_server.py). A scrape of /metrics is rendered in a thread: the loop goes on with the interpreter lock, which it gets
+after at most 5 ms each time, and outputs leave later but mostly apart. The twin takes all scrapes as of the first kind.
 """
 
 from __future__ import annotations
