@@ -84,7 +84,8 @@ class Planning:
             return fleet, None
         found = observe_replayed(fleet, self.load or "peak")
         other = "" if self.load else f"; --load {REPLAY} plans for its requests as they were"
-        out.note(f"log of {found.span}: planned for {found.planned_for}{other}")
+        for text in (f"log of {found.span}: planned for {found.planned_for}{other}", *found.notes):
+            out.note(text)
         return found.fleet, found.hour
 
     def changed(self, fleet: packer.Workload) -> packer.Workload:

@@ -59,9 +59,7 @@ def observe_log(
         fleet = with_rates(fleet, next(iter(loads.values())))
     if not replay:
         fleet = _following(fleet, trace, view, table, loads)
-        if factors := fleet.arrivals.factors:
-            least, most = min(factors), max(factors)
-            notes.append(f"in that time the load goes from {least:.2g} to {most:.2g} × its mean; the rates follow it")
+        notes += _trend_of(fleet)
     if fleet.shares_prefixes:
         turns, share = sessions_of(fleet)
         said = [f"requests come in sessions of {turns:.3g} turns on average"] * fleet.has_sessions
@@ -83,6 +81,14 @@ def _following(fleet: Workload, trace: Trace, view: View, table: RateTable, load
         return fleet
     trend = trend_of(trace, starts_s[0], table.window_s, daily=view.by_time_of_day and not table.whole)
     return fleet.with_arrivals(fleet.arrivals.following(trend))
+
+
+def _trend_of(fleet: Workload) -> list[str]:
+    """Return a sentence if the rates follow a trend."""
+    if not (factors := fleet.arrivals.factors):
+        return []
+    least, most = min(factors), max(factors)
+    return [f"in that time the load goes from {least:.2g} to {most:.2g} × its mean; the rates follow it"]
 
 
 def _elsewhere(table: RateTable, loads: Loads) -> list[str]:
@@ -212,7 +218,7 @@ def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
     at = drawn if load == "mean" else with_rates(drawn, next(iter(loads.values())))
     at = _following(at, trace, view, table, loads)
     hour = requests_to(at.names, busiest_requests(trace, HOUR_S), HOUR_S) if view.at == BUSIEST.at else None
-    return Observed(at, table, loads, span_s=trace.span_s, hour=hour)
+    return Observed(at, table, loads, tuple(_trend_of(at)), trace.span_s, hour)
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:

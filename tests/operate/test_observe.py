@@ -212,6 +212,7 @@ def test_rates_follow_the_trend_of_their_window() -> None:
     others = [observe_log(log, Ranks(others=(8,)), View("mean")), observe_log(log, Ranks(others=(8,)), replay=True)]
     assert [each.fleet.arrivals.factors for each in others] == [(), ()]
     replayed = observe_replayed(measure_workload(replace(log, ranks=(8,)), replay=True))
+    assert [note[:30] for note in replayed.notes] == ["in that time the load goes fro"]
     assert replayed.fleet.arrivals == found.fleet.arrivals
     busiest, last = (seen_in_log(replace(log, ranks=(8,)), 3600.0, busiest=each) for each in (True, False))
     assert (busiest.arrivals, last.arrivals.factors) == (found.fleet.arrivals, ())
