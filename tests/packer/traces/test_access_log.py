@@ -64,20 +64,6 @@ def test_other_lines_are_counted(tmp_path: Path) -> None:
     assert log.names == ("a",)
 
 
-@pytest.mark.parametrize("sign", [";", "\t", "|"])
-@pytest.mark.parametrize(
-    "names", [("time", "input_tokens", "output_tokens"), ("timestamp", "input_tokens", "output_tokens")]
-)
-def test_other_signs_separate_the_cells(tmp_path: Path, sign: str, names: tuple[str, ...]) -> None:
-    """Semicolons, tabs and bars separate cells as commas do, if the header has no comma; decimals have points."""
-    path = write(tmp_path / "log.csv", [sign.join(names), f"1.5{sign}3{sign}4", f"4{sign}5{sign}6"])
-    log = read_trace(path)
-    assert (log.time_s.tolist(), log.input_tokens.tolist()) == ([0.0, 2.5], [3, 5])
-    path.write_text(path.read_text().replace("3", "3,0"))
-    with pytest.raises(FileFormatError, match="row 2, column 'input_tokens': expected a number without commas"):
-        read_trace(path)
-
-
 @pytest.mark.parametrize("sign", ["-", "NULL", "null", "None", "NaN", "\\N"])
 def test_signs_of_no_value(sign: str, tmp_path: Path) -> None:
     """Requests whose tokens or model are "-", as web servers write it, NULL or NaN, as databases do, are left out."""
@@ -401,85 +387,3 @@ def test_requests_without_tokens_are_said_with_their_share(tmp_path: Path) -> No
     bare = {"time": 5, "model": "a", "usage": None}
     log = read_trace(write(tmp_path / "x.jsonl", [{**bare, "prompt_tokens": 4, "completion_tokens": 4}, bare, bare]))
     assert log.notes == ["left out 2 of 3 requests, which have no tokens: no rate counts them"]
-
-
-OTEL = {
-    "startTimeUnixNano": "1770000005000000000",
-    "traceId": "t1",
-    "attributes": [
-        {"key": "gen_ai.request.model", "value": {"stringValue": "a"}},
-        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
-        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": 3}},
-    ],
-}
-
-
-def test_batches_of_a_collector_are_read(tmp_path: Path) -> None:
-    """A line of OpenTelemetry's file exporter holds many spans or records: each with tokens is a request, once where
-    the spans of a gateway and of its server have one trace."""
-    other = {**OTEL, "startTimeUnixNano": "1770000007000000000", "traceId": "t2"}
-    health = {"startTimeUnixNano": "1770000008000000000", "name": "GET /health", "attributes": []}
-    record = {
-        "timeUnixNano": "1770000009000000000",
-        "body": {"stringValue": "POST /v1"},
-        "attributes": OTEL["attributes"],
-    }
-    spans = {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": [OTEL, health]}, {"spans": [other, other]}]}]}
-    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}
-    for wrap in (json.dumps, lambda line: json.dumps(line, indent=1)):
-        found = [read_trace(write(tmp_path / "x.json", [wrap(line)])) for line in (spans, logs)]
-        assert [(log.names, log.start_s, log.time_s.tolist(), log.output_tokens.tolist()) for log in found] == [
-            (("a",), 1770000005.0, [0.0, 2.0], [3, 3]),
-            (("a",), 1770000009.0, [0.0], [3]),
-        ]
-        assert (found[0].other, found[0].said) == (
-            1,
-            ("joined 1 line to others with the same id, as parts of one request",),
-        )
-
-
-def test_a_server_under_a_gateway_is_no_second_request(tmp_path: Path) -> None:
-    """vLLM's span in the trace of a gateway's has the same tokens and the base model's name: the load would double."""
-    names = {"gen_ai.response.model": "base", "gen_ai.usage.prompt_tokens": "9", "gen_ai.usage.completion_tokens": "3"}
-    inner = {**OTEL, "startTimeUnixNano": "1770000005100000000"}
-    inner["attributes"] = [{"key": key, "value": {"stringValue": value}} for key, value in names.items()]
-    log = read_trace(write(tmp_path / "x.jsonl", [{"resourceSpans": [{"scopeSpans": [{"spans": [inner, OTEL]}]}]}]))
-    assert (log.names, log.start_s) == (("a",), 1770000005.0)
-
-
-@pytest.mark.parametrize(
-    "wrap", [lambda rows: rows, lambda rows: {"total": 2, "data": rows}, lambda rows: {"hits": {"hits": rows}}]
-)
-def test_a_list_of_requests_is_a_log(tmp_path: Path, wrap: Callable[[object], object]) -> None:
-    """Exports and answers of APIs are one list, alone or inside an object: its entries count as lines do."""
-    rows = [{"startTime": 5, "model": "a", "usageDetails": {"input": 9, "output": 3, "total": 12}}, {"startTime": 7}]
-    for indent in (None, 2):
-        path = tmp_path / "x.json"
-        path.write_text(json.dumps(wrap(rows), indent=indent))
-        if path.read_text().startswith("{") and not indent:
-            continue  # an object on a line is an entry itself
-        log = read_trace(path)
-        assert (log.names, log.start_s, log.input_tokens.tolist(), log.other) == (("a",), 5.0, [9], 1)
-
-
-def test_counts_deep_inside_others_are_found(tmp_path: Path) -> None:
-    """Gateways keep a usage under objects of their own: it is known by its last name, after all usual ones."""
-    deep = {
-        "time": 5,
-        "event": {"obj": {"lora_path": "a"}, "out": {"meta": {"prompt_tokens": 9, "completion_tokens": 3}}},
-    }
-    near = {
-        "time": 6,
-        "model": "b",
-        "usage": {"prompt_tokens": 8, "completion_tokens": 2},
-        "budget": {"input_tokens": 1},
-    }
-    log = read_trace(write(tmp_path / "x.jsonl", [deep, near]))
-    assert (log.names, log.input_tokens.tolist()) == (("a", "b"), [9, 8])
-
-
-@pytest.mark.parametrize("cell", ["2/3/2026, 1:05:00.250 PM", "2/3/2026, 1:05:00 PM", "02/03/2026 01:05:00 PM"])
-def test_times_of_a_portal_are_read(tmp_path: Path, cell: str) -> None:
-    """Azure's portal exports the zone in a column's name and times with AM and PM, the month first."""
-    path = write(tmp_path / "x.csv", ["TimeGenerated [UTC],ModelName,PromptTokens,CompletionTokens", f'"{cell}",a,9,3'])
-    assert int(read_trace(path).start_s) == 1770123900
