@@ -15,6 +15,7 @@ from packer import checks
 from packer.arrays import FloatArray, IntArray
 from packer.errors import UnknownNameError, ValidationError, shown
 from packer.public import checked
+from packer.words import listed
 
 if TYPE_CHECKING:
     from packer.workload import Workload
@@ -210,14 +211,18 @@ class Goal:
         return replace(start, limits=limits, classes=tuple(classes.items()), **shares)
 
     def check(self, workload: Workload) -> None:
-        """Raise `ValidationError` if a goal that has limits has none for the `slo_class` of an adapter."""
-        known = dict(self.classes)
+        """Raise `ValidationError`, which names all of them, if a goal that has limits has none for some classes."""
+        known, first = dict(self.classes), dict[str, str]()
         for adapter in () if self.is_none else workload.adapters:
-            if (name := adapter.slo_class) is not None and name not in known:
-                raise ValidationError(
-                    f"Expected limits for the slo_class {shown(name)} of adapter {shown(adapter.name)}: give them "
-                    f"with --slo {name}:p95_ttft_ms=500,mean_itl_ms=50, or slo = […] in packer.toml."
-                )
+            if adapter.slo_class is not None and adapter.slo_class not in known:
+                first.setdefault(adapter.slo_class, adapter.name)
+        if first:
+            each = [f"{shown(name)} of adapter {shown(adapter)}" for name, adapter in first.items()]
+            options = " ".join(f"--slo {name}:p95_ttft_ms=500,mean_itl_ms=50" for name in list(first)[:3])
+            raise ValidationError(
+                f"Expected limits for the slo_class {listed(each, 10)}: give them with {options}, or slo = […] in "
+                "packer.toml."
+            )
 
     # ---- limits by level
     def keys(self, where: Level) -> tuple[str, ...]:

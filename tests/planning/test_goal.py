@@ -77,6 +77,14 @@ def test_an_slo_class_needs_limits_in_every_plan_for_a_goal() -> None:
     assert packer.solve(fleet, SERVER, slo="p95_ttft_ms=300; gold:p95_ttft_ms=200").n_gpus == 1
 
 
+def test_all_classes_without_limits_are_named_at_once() -> None:
+    """One message names each class that lacks limits, with an adapter of it, and the options that give them."""
+    adapters = [packer.Adapter(f"a{k}", 8, 1.0, slo_class=name) for k, name in enumerate(("gold", "iron", "gold"))]
+    said = r"slo_class 'gold' of adapter 'a0'(,| and) 'iron' of adapter 'a1'.*--slo gold:p95.* --slo iron:p95"
+    with pytest.raises(ValidationError, match=said):
+        packer.solve(packer.Workload(adapters), SERVER, slo="p95_ttft_ms=300")
+
+
 def test_figures_of_a_plan_that_holds_keep_its_limits(server: packer.Profile) -> None:
     """Parts of an adapter that keep the limits in one hour, but not in the hours that are shown, are no plan, also if
     they come from a search without the running servers."""
