@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from packer.bin import Bin
 from packer.goal import GoalLike
+from packer.planning.chance import HOURS
 from packer.planning.loop import judged
 from packer.planning.overload import Overload
 from packer.planning.replicas import needed, part
 from packer.solvers.base import limit_of
+
+NEAR = 0.8  # An adapter that alone uses more than this share of its limits may break them in another hour.
 
 if TYPE_CHECKING:
     from packer.planning.explore import Frontier
@@ -25,27 +26,36 @@ def others_kept(job: Frontier, max_gpus: int | None) -> tuple[list[Bin], tuple[i
     is too few, followed by the fewest further servers that serve the other adapters, without a goal, or by those left
     of `max_gpus`; and these others. If GPUs are too few, the former have all but a server. Nothing if all adapters keep
     the goal on some number of GPUs, or none does, or if the time does not suffice."""
-    fleet, light = job.workload, set[int]()
-    for each in (fleet.offered_tok_s_by_adapter, fleet.mean_input_tokens):
-        order = np.argsort(each, kind="stable")[::-1].tolist()
-        light |= set({fleet.adapters[i].slo_class: i for i in order}.values())  # the last of each class
-    look = not job.over() and any(job.kept.holds_one(part(fleet, job.profile, i, 1)) for i in sorted(light))
-    found = needed(job.kept, job.profile, job.max_replicas, every=True) if look else {}
+    fleet = job.workload
+    found = {} if job.over() else needed(job.kept, job.profile, job.max_replicas, every=True)
     late = {i for i, parts in found.items() if parts is None}
+    if job.hopeless and not job.over():
+        late |= _by_luck(job, {i: found.get(i) or 1 for i in range(len(fleet)) if i not in late})
     while 0 < len(late) < len(fleet) and not job.over() and (max_gpus is None or max_gpus >= 2 * job.size):
         rest = [i for i in range(len(fleet)) if i not in late]
         slo = replace(fleet.slo, adapter_share=min(1.0, job.kept.required / len(rest)))
         task = _task(job, rest, slo, None if max_gpus is None else max_gpus - job.size, late=False)
-        if task.job.hopeless:  # an adapter that holds whole does not speak for all that come later in the order
-            late |= {rest[i] for i in task.job.parts.too_hot}
+        plan = None if task.job.hopeless else judged(task)
+        if plan is None and task.job.hopeless and not job.over():
+            # Fresh hours break adapters that keep the goal by luck, and one that holds whole does not speak for others.
+            more = needed(task.job.kept, job.profile, job.max_replicas, every=True)
+            late |= {rest[i] for i, parts in more.items() if parts is None} or {rest[i] for i in task.job.parts.too_hot}
             continue
-        if (plan := judged(task)) is None and (max_gpus is None or job.over()):
+        if plan is None and (max_gpus is None or job.over()):
             break
         others = tuple(sorted(late))
         kept = _on_all(task) if plan is None else plan.bins
         own = _served(job, others, None if max_gpus is None else max_gpus - sum(item.gpus for item in kept))
         return [item.under(rest) for item in kept] + [item.under(others) for item in own], others
     return [], ()
+
+
+def _by_luck(job: Frontier, parts: Mapping[int, int]) -> set[int]:
+    """The adapters of these that keep the goal on servers of their own in kept hours, and break it in another hour."""
+    kept, own = job.kept, [part(job.workload, job.profile, i, n) for i, n in parts.items()]
+    near = [item for item, used in zip(own, kept.used(own, [kept.planned]), strict=True) if used > NEAR]
+    used = kept.used(near, [kept.fresh_hour(1 + k) for k in range(HOURS)], [1.0] * len(near))
+    return {item.adapters[0] for item, most in zip(near, used, strict=True) if most > 1.0}
 
 
 def _served(job: Frontier, late: Sequence[int], max_gpus: int | None) -> Sequence[Bin]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from packer.arrays import FloatArray
-from packer.bin import Bin
 from packer.evaluation import WHOLE_GOAL
 from packer.goal import Goal
 from packer.plan import Plan, Status
@@ -17,10 +16,11 @@ from packer.planning.chance import chance_words
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour
-from packer.planning.lone import needs, unreachable
+from packer.planning.lone import needs
 from packer.planning.overload import Overload
-from packer.planning.replicas import least_parts, most_parts, part
+from packer.planning.replicas import part
 from packer.planning.shortfall import (
+    LONGER,
     context_words,
     late_words,
     latency,
@@ -29,10 +29,10 @@ from packer.planning.shortfall import (
     weaker_goals,
     weaker_words,
 )
+from packer.planning.unkept import apart_words, cannot_words, more_parts, not_found_words, unreachable_words
 from packer.room import Room, reached
 from packer.solvers.candidates import beyond_measured
 from packer.twin.arrivals import cut_shares
-from packer.twin.hours import ServerHour
 from packer.words import counted, listed, money
 
 REPLAYED = (
@@ -44,7 +44,6 @@ HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
 MANY_CUT = 0.05  # Share of requests beyond `max_model_len` from which the first line of a decision names it.
 TRADED = 0.05  # Share of the requests within limits from which on a plan says that it gave them up.
-MOST_ASKED = 10_000  # Largest number that --max-replicas takes.
 
 
 def breaks_later(job: Frontier, plan: Plan) -> str:
@@ -108,18 +107,24 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
         return np.nan_to_num(of_adapters, nan=np.inf, posinf=np.inf)
 
     limited, traded = max_gpus is not None and not job.hopeless, list[str]()
-    over = {point.n_gpus: int((used(point) > 1.0).sum()) for point in job.points}
-    most = min(over.values()) + HARDLY_MORE * len(job.workload)
-    near = [point for point in job.points if over[point.n_gpus] <= most]
+    points = job.points
+    if max_gpus is None and len(points) > 1 and points[-1].n_gpus > 2 * points[-2].n_gpus:
+        points = points[:-1]  # a number far above the others was only tried to tell whether any is enough
+    over = {point.n_gpus: int((used(point) > 1.0).sum()) for point in points}
+    fewest = min(over.values())
+    # If most adapters break the goal on any number of GPUs, these are for the load, and for a weaker goal.
+    most = fewest + HARDLY_MORE * len(job.workload) if 2 * fewest <= len(job.workload) else math.inf
+    near = [point for point in points if over[point.n_gpus] <= most]
     # Queues that grow are worse than limits that no server keeps.
-    nearest = next((point for point in near if np.isfinite(used(point)).all()), near[0])
+    served = [point for point in near if np.isfinite(used(point)).all()] or near[:1]
+    nearest = next((point for point in served if used(point).max() <= max(LONGER)), served[0])
     if limited:
         best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
         nearest = Overload(job).at(best.n_gpus)
         traded = _traded(job, nearest)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
-        reasons = (_unreachable(job), *_apart(job, nearest.plan, late))
+        reasons = (unreachable_words(job), *apart_words(job, nearest.plan, late, max_gpus))
     elif job.over():
         gpus = job.fewest * job.size
         few = max_gpus is not None and max_gpus < gpus
@@ -131,6 +136,8 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
         for point in job.points:
             if point.n_gpus != nearest.n_gpus:
                 Overload(job).reslotted(point)
+    elif max_gpus is None and not job.spare:
+        reasons = (not_found_words(job),)
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
     return finished(job, replace(nearest.plan, reasons=(*reasons, *traded)), nearest, holds=False)
@@ -146,16 +153,6 @@ def _traded(job: Frontier, point: FrontierPoint) -> list[str]:
     return [f"Answers to {counted(more, 'adapter')} cost requests within limits: {own:.1%} are, {would}."]
 
 
-def _apart(job: Frontier, plan: Plan, late: Sequence[int]) -> list[str]:
-    """A sentence on the adapters that are apart from those that keep the goal, if any are."""
-    if not late:
-        return []
-    names = listed(job.workload.names[i] for i in late)
-    own = [k + job.before for k, item in enumerate(plan.bins) if set(item.adapters) <= set(late)]
-    rest = " All others keep it." if not job.spare and job.kept.breaking(plan.bins) <= len(late) else ""
-    return [f"Adapters that cannot keep the goal, apart on server{'s' * (len(own) > 1)} {listed(own)}: {names}.{rest}"]
-
-
 def _enough(job: Frontier, servers: int) -> str:
     """How many GPUs suffice, or that fresh hours break the goal on them, in words."""
     gpus = servers * job.size
@@ -163,57 +160,6 @@ def _enough(job: Frontier, servers: int) -> str:
         said = f"{gpus} GPUs keep the goal in one hour and break it in another, so that more may be needed"
         return f"{said}: without --gpus and --available the search goes on."
     return f"{gpus} GPUs keep the goal: --gpus {gpus}, or --available {gpus}."
-
-
-def _unreachable(job: Frontier) -> str:
-    """What the first adapter that breaks the goal even on GPUs of its own gets there, and what would help."""
-    i = job.parts.too_hot[0]
-    adapter = job.workload.adapters[i]
-    if cannot := _cannot(job):
-        said = f"{'; '.join(cannot)} for adapter {adapter.name!r}, one request at a time. What would help:"
-        return f"{said} a faster GPU, or a wider --slo."
-    least = least_parts(job.raised, job.profile, i)
-    allowed = most_parts(least, job.max_replicas)
-    alone = part(job.workload, job.profile, i, allowed)
-    hours = job.kept.hours
-    worst = max(hours, key=lambda each: job.kept.used([alone], [each])[0]) if hours[1:] else hours[0]
-    # A part is judged in as many hours as there are parts, in which a queue grows further than in one.
-    whole, own = Bin((0,), alone.settings, job.profile), alone.workload(worst.fleet)
-    (hour,) = job.hours.all([whole], own, seed=job.kept.job(alone, worst)[2])
-    if all(hour.holds[1:]):
-        (hour,) = job.kept.all([alone], worst)
-    where = "on a GPU of its own" if allowed == 1 else f"even in {allowed:,} equal parts on GPUs of their own"
-    said = f"Adapter {adapter.name!r} with {adapter.rate:g} req/s breaks the goal {where}: {_given(hour, allowed)}."
-    return f"{said} What would help: {_more_parts(job)}a faster GPU, or a wider --slo."
-
-
-def _more_parts(job: Frontier) -> str:
-    """What would divide the first adapter that breaks the goal further, in words; "" if more parts hardly help."""
-    least = least_parts(job.raised, job.profile, job.parts.too_hot[0])
-    allowed = most_parts(least, job.max_replicas)
-    if least > MOST_ASKED:
-        return "a lower rate, "
-    if least > allowed:
-        return f"--max-replicas {least} or more, "
-    return "--max-replicas, " if allowed < most_parts(least, None) else ""
-
-
-def _cannot(job: Frontier) -> list[str]:
-    """The limits that the first adapter that breaks the goal breaks even one request at a time, in words."""
-    return list(unreachable(job.kept.lone(part(job.workload, job.profile, job.parts.too_hot[0], 1))))
-
-
-def _given(hour: ServerHour, parts: int) -> str:
-    """What a server with one of the parts of an adapter gives in an hour, in words. If its queue grows, latencies only
-    depend on how long it is simulated, and the load that it serves is given."""
-    figures, (_, stable, served) = hour.figures, hour.holds
-    share = figures.served_share
-    if not (stable and served):
-        some = f"{share:.0%}" if share >= 0.01 else "less than 1%"
-        queues = "queues ever longer" if served else "starves"
-        return f"{'it' if parts == 1 else 'each'} {queues} and serves {some} of its load"
-    itl = "" if math.isnan(figures.mean_itl_ms) else f", ITL {figures.mean_itl_ms:.0f} ms"
-    return f"p95 TTFT {latency(float(hour.adapters.p95_ttft_ms[0]))}{itl} there"
 
 
 def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) -> tuple[Plan, str]:
@@ -229,7 +175,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     told = outcome(
         replace(point, n_gpus=point.plan.n_gpus), points, plan.rooms, job.workload.slo,
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
-        limited=job.hopeless and not _cannot(job) and bool(_more_parts(job)), spare=job.spare,
+        limited=job.hopeless and not cannot_words(job) and bool(more_parts(job)), spare=job.spare,
         needed=(plan.lower_bound or 0.0) - job.spare * job.size if plan.bound_proven else 0.0,
         why=lambda fewer: "" if job.over() else late_words(job.kept, fewer), cut=many_cut(point.plan),
     )  # fmt: skip

@@ -40,6 +40,7 @@ GAIN = 0.1  # One more GPU must lower the p95 TTFT or the ITL by this share to b
 MOST_POINTS = 12
 FAR = 2.0  # After an even split that uses more than this multiple of its limits, only more even splits are tried.
 MANY = 8  # If so many servers are too few, go on with the fewest that may do with splits, not with one more.
+LOST = 6  # After so many numbers of GPUs that break the limits, the largest is tried: none holds if that does not.
 WIDE = 100  # With more adapters per server than this, even splits are tried before the solvers' plans.
 SOLVERS = ("spread-refined", "spread")
 """Solvers that propose which adapters share a GPU. The next solver is tried if a proposal breaks the limits."""
@@ -206,15 +207,17 @@ class Frontier(Clock, Conditions):
         return self.first_that_holds(low, n) or n
 
     def first_that_holds(self, low: int, high: int) -> int | None:
-        """The fewest GPUs from `low` to `high` that keep the limits; None if none does. Once the time is over, no plan
-        is made unless there is none of these yet."""
+        """The fewest GPUs from `low` to `high` that keep the limits, or None. After the time, one plan is made."""
         few = MANY <= low < high and not self.over() and not self.at(low, low + 1).holds
         start = self._first_even(low + 1, high) if few else low
         made = [n for n in self._points if low <= n <= high]
         if made and self.over():
             return min((n for n in made if self._points[n].holds), default=None)
         # Steps grow slowly: the number is near, and plans on more GPUs need more simulated hours.
-        return fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, 2, start)
+        found = fewest(lambda n: self.at(n, n + 1 if n < high else None).holds, low, high, self.over, 2, start, LOST)
+        if high not in made and (found or high) < high:
+            self._points.pop(high, None)  # it only told whether any number holds
+        return found
 
     def extend(self, low: int, high: int, servers: float = math.inf) -> None:
         """Add points upwards from `low` until one more GPU gains little, or their servers add up to `servers`."""

@@ -28,6 +28,7 @@ from packer.workload import Workload
 
 MOST_REPLICAS = 64  # Default maximum number of parts of an adapter whose load takes fewer.
 MOST_SPLIT = 1_024  # Default maximum number of parts of any adapter.
+FURTHER = 8  # Number of adapters examined beyond the first, by length, that keeps the goal on an idle server.
 SPARE_PARTS = 8  # Default maximum number of parts, as a multiple of those that the load takes (`least_parts`).
 
 
@@ -107,8 +108,11 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
             return False
         return stop() or kept.holds_one(part(fleet, profile, i, parts))
 
+    def kept_idle(i: int) -> bool:
+        return stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
+
     def reachable(i: int, _parts: int = 1) -> bool:
-        return fleet.slo.is_none or alone(i) or stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
+        return fleet.slo.is_none or alone(i) or kept_idle(i)
 
     found: dict[int, int | None] = {}
 
@@ -125,18 +129,33 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
         return most_parts(least(i), allowed)
 
     classes = [adapter.slo_class for adapter in fleet.adapters]
-    slots = slot_ranks(fleet.ranks)
+    slots, of_adapters = slot_ranks(fleet.ranks), fleet.slo.of_adapters
     whole = any(metric(key) == "e2e" for key in fleet.slo.every_key)
-    length = fleet.mean_output_tokens if whole else fleet.mean_input_tokens  # what breaks limits alone, first of all
-    for name in set(classes) if every and fleet.slo.of_adapters else ():
-        own = [i for i in np.argsort(-length, kind="stable").tolist() if classes[i] == name]
-        found |= dict.fromkeys(own[: bisect_left(own, True, key=reachable)])
+    lengths = (fleet.mean_output_tokens, fleet.mean_input_tokens)[not whole :]
+    late = _longest(lengths, classes, kept_idle) if every and of_adapters else []
+    # An order by one length may take in adapters that the other length lets keep the goal.
+    found |= {i: None for i in late if len(late) == len(fleet) or not (alone(i) and kept_idle(i))}
     found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
     if whole:  # long answers break such a limit at little load
         found |= fewest_parts(fleet.mean_output_tokens, slots, classes, holds, most, enough, stop)
-    if fleet.slo.of_adapters and not every:  # limits of servers and of requests an adapter may break alone
+    if of_adapters and not every:  # limits of servers and of requests an adapter may break alone
         # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.
         found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
+    return found
+
+
+def _longest(
+    lengths: Sequence[FloatArray], groups: Sequence[str | None], keeps: Callable[[int], bool]
+) -> list[int]:  # fmt: skip
+    """The adapters of each group that come before the first that `keeps` the goal, the longest first, in one of the
+    orders by length; and those of the next `FURTHER` that do not keep it."""
+    found: list[int] = []
+    for length in lengths:
+        order = np.argsort(-length, kind="stable").tolist()
+        for name in set(groups):
+            own = [i for i in order if groups[i] == name and i not in found]
+            first = bisect_left(own, True, key=keeps)
+            found += [*own[:first], *(i for i in own[first : first + FURTHER] if not keeps(i))]
     return found
 
 

@@ -101,6 +101,8 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     if job.spare:
         return {}
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
+    if not best.holds and job.hopeless:  # such a plan may have too few GPUs for the weaker goals, too
+        most = math.inf
     longer = [_longer(job.workload, factor) for factor in LONGER]
     found, wider = dict[str, int](), list[str]()
     for point in job.points:

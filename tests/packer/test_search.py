@@ -44,3 +44,16 @@ def test_the_reach_is_found_from_anywhere(start: int | None, last: int) -> None:
     tried: list[int] = []
     assert reach(lambda n: tried.append(n) or n <= last, 0, 19, start) == (last, last + 1)
     assert len(tried) == len(set(tried)) <= 10
+
+
+def test_a_search_that_is_lost_tries_the_highest_number() -> None:
+    """If that does not hold, none does, in few tries; else the smallest number that is enough is found as without."""
+    for least in (3, 9, 40, 77, 500, 501):
+        tried: list[int] = []
+
+        def holds(n: int, least: int = least, tried: list[int] = tried) -> bool:
+            tried.append(n)
+            return n >= least
+
+        assert fewest(holds, 1, 500, same=2, lost=6) == (least if least <= 500 else None)
+        assert len(set(tried)) == len(tried) <= (7 if least > 500 else 23)

@@ -82,11 +82,11 @@ def test_a_share_of_adapters_takes_no_gpus_for_those_that_cannot_keep_the_goal(f
 
 
 def test_a_gpu_that_may_be_lost_is_one_of_those_that_keep_the_goal(fleet: Workload, h100: Profile) -> None:
-    """With a spare GPU, too, the others keep the goal; nothing is said of losses, which nobody simulated."""
+    """With a spare GPU, too, the others keep the goal; the reasons say that losses are judged for them alone."""
     plan = packer.recommend(fleet, h100, spare=1)
     assert broken(plan) == list(LONG)
     assert plan.n_gpus == packer.recommend(fleet, h100).n_gpus + 1
-    assert "All others" not in plan.reasons[1]
+    assert plan.reasons[1].endswith(" The loss of a GPU is judged for the servers of the others alone.")
 
 
 def test_a_class_that_no_server_keeps_is_apart_from_the_others(h100: Profile) -> None:
@@ -113,6 +113,29 @@ def test_a_part_that_no_server_serves_is_apart_too(h100: Profile) -> None:
     plan = packer.recommend(fleet, h100, max_replicas=1)
     assert broken(plan) == [0]
     assert plan.bins[-1].adapters == (0,)
+
+
+def test_long_prompts_and_long_answers_are_apart_together(h100: Profile) -> None:
+    """A limit of whole answers and one of the TTFT: adapters that break either alone are apart, all others keep both,
+    and so do those whose answers are long enough to break the goal in some hours only."""
+    lengths = [(60_000, 20), (20, 2_000), (200, 100), (600, 40)]
+    adapters = [
+        Adapter(f"a{i}", 8, (0.05, 0.002)[i % 4 == 1], *map(Lengths.constant, lengths[i % 4])) for i in range(24)
+    ]
+    adapters += [Adapter(f"near{i}", 8, 0.05, Lengths.constant(20), Lengths.gamma(300.0 - i, 0.5)) for i in range(4)]
+    fleet = Workload(adapters)
+    plan = packer.recommend(fleet, h100, slo="p95_e2e_ms=8000")
+    assert not [i for i in broken(plan) if i < 24 and i % 4 > 1]
+    assert " All others keep it." in plan.reasons[1]
+
+
+def test_too_few_gpus_for_adapters_apart_say_how_many_serve_all(h100: Profile) -> None:
+    """With adapters apart, too, the reasons say on how many GPUs all are served and the others keep the goal."""
+    adapters = [Adapter(f"a{i}", 8, 2.0, input_tokens=Lengths.constant(300)) for i in range(28)]
+    adapters += [Adapter(f"long{i}", 8, 0.3, input_tokens=Lengths.constant(60_000)) for i in range(3)]
+    gpus = packer.recommend(Workload(adapters), h100).n_gpus
+    said = packer.recommend(Workload(adapters), h100, max_gpus=2).reasons[1]
+    assert said.endswith(f" {gpus} GPUs serve all, and all others keep the goal: --gpus {gpus}.")
 
 
 def test_a_fleet_without_such_adapters_has_no_such_plan(h100: Profile) -> None:
