@@ -258,11 +258,13 @@ def _follow(
                 found = packer.drift(plan, _placeable(plan, seen, given_ranks, out), **given)
                 _check_judged(found.evaluation, changes)
                 exporter.text = metrics_text(found.evaluation.plan, found.to_dict(), time.time())
-                out.result(found.to_dict, partial(drift_lines, plan, path, found, traffic))
-                with _noted(traffic):
-                    _write(found.evaluation, changes.output, out)
-                    if traffic.seen_path is not None:
-                        write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
+                try:  # files first: the reader of the output may close the pipe
+                    with _noted(traffic):
+                        _write(found.evaluation, changes.output, out)
+                        if traffic.seen_path is not None:
+                            write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
+                finally:
+                    out.result(found.to_dict, partial(drift_lines, plan, path, found, traffic))
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
             time.sleep(traffic.every_s or 0.0)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -339,6 +340,9 @@ def test_traffic_goes_on_when_a_rank_is_unknown(
     assert f"there is no directory '{folder}' to write into" in err
     assert run(words) == 2
     assert "Keep the plan for now" in capsys.readouterr().out
+    log.write_text(traffic(300))
+    monkeypatch.setattr("packer.cli.options.show", Mock(side_effect=BrokenPipeError))
+    assert (run(words), Path(seen).exists()) == (0, True)  # also if nobody reads the output
 
 
 def test_traffic_goes_on_when_nothing_is_asked(
