@@ -216,9 +216,9 @@ class KeptHours:
 
     def holds_in(self, bins: Sequence[Bin], hour: Hour) -> bool:
         """Whether no server starves or has a growing queue in an hour, and enough adapters keep their limits."""
-        return not self._broken(bins, [hour])
+        return not self.broken_in(bins, [hour])
 
-    def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
+    def broken_in(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
         """The hours, of these, in which the servers break the limits."""
         if not hours or not self.all_count:
             return [hour for hour in hours if not self._enough_keep(bins, hour)]
@@ -297,13 +297,13 @@ class KeptHours:
         """The hours of `tried` and further ones for servers near their limits that break the limits, none if chance
         explains them; and the `others` that break them. All are tried: plans are then made for the worst."""
         hours = self.tried(bins, number)
-        broken = self._broken(bins, hours)
+        broken = self.broken_in(bins, hours)
         if not broken and (tight := self._tight(bins)):
             more = [self.further_hour(place, number) for place in range(len(hours), HOURS)]
-            broken, hours = self._broken(tight, more), hours + more
+            broken, hours = self.broken_in(tight, more), hours + more
         if broken and self.all_count and self._is_chance(bins, number, hours, broken):
             broken = []
-        broken += self._broken(bins, self.others)
+        broken += self.broken_in(bins, self.others)
         if broken:
             self.refused.add(tuple(bins))
         return broken

@@ -378,7 +378,7 @@ class Deployment:
         if self.rounds and plan.verified is None:
             plan, reasons = replace(plan, status=Status.FEASIBLE), (UNCONFIRMED,)
         luck = by_luck(self.job, plan)
-        reasons += (*(luck or (busy_words(self.job.kept, plan.bins) if plan.verified else ())), *of_log(self.job, plan))
+        reasons += (*(luck or (busy_words(self.job.kept, plan) if plan.verified else ())), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

@@ -10,11 +10,13 @@ import numpy as np
 from packer.arrays import Float32Array
 from packer.bin import Bin
 from packer.lengths import each_at_normal
+from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import DRAWN, NEARLY, Hour, KeptHours
 from packer.predictors.features import length_pairs
 from packer.profile import ONE_TOKENIZER, Profile
+from packer.room import LEVELS
 from packer.twin.engine_rules import rules_of
 from packer.twin.limits import BEFORE_TRAFFIC, starting
 from packer.twin.memory.policy import least_kv_tokens
@@ -82,17 +84,21 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     return (f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",)
 
 
-def busy_words(kept: KeptHours, bins: Sequence[Bin]) -> tuple[str, ...]:
+def busy_words(kept: KeptHours, plan: Plan) -> tuple[str, ...]:
     """A sentence if busy hours break the goal on servers that keep it in fresh hours: how many of those drawn, and for
-    how many adapters."""
-    hours = [] if kept.simulated.stop() else kept.busy(bins)
-    broken = [hour for hour in hours if not kept.holds_in(bins, hour)]
+    how many adapters. Servers whose rates may grow by more than a step of `LEVELS` seldom break it."""
+    hours = [] if kept.simulated.stop() else kept.busy(plan.bins)
+    rooms = plan.rooms if kept.all_count else ()
+    wide = {item for item, room in zip(plan.bins, rooms, strict=bool(rooms)) if (room.headroom or 0.0) > LEVELS[1]}
+    near = [item for item in plan.bins if item not in wide] if hours else []
+    broken = kept.broken_in(near, hours) if near else []
     if not broken:
         return ()
-    used = np.array([kept.adapters(bins, hour).slo_used for hour in broken])
+    used = np.array([kept.adapters(near, hour).slo_used for hour in broken])
+    used = used[:, sorted({i for item in near for i in item.adapters})]
     late = int((np.nan_to_num(used, nan=np.inf).max(axis=0) > 1.0).sum())
-    drawn = f"{len(broken)} of {DRAWN * len(hours)} drawn"
-    return (f"Busy hours break the goal, {drawn}: {late:,} of {counted(len(used[0]), 'adapter')} miss it.",)
+    drawn = f"the busiest {len(hours)} of {DRAWN * len(hours)} hours {len(broken)} break{'s' * (len(broken) == 1)} it"
+    return (f"Busy hours may break the goal: of {drawn}, for {late:,} of {counted(len(plan.workload), 'adapter')}.",)
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:

@@ -129,7 +129,7 @@ class _Unlucky(KeptHours):
 
     bad: dict[int, float]
 
-    def _broken(self, bins: object, hours: object) -> list[Hour]:
+    def broken_in(self, bins: object, hours: object) -> list[Hour]:
         return [hour for hour in hours if hour.seed in self.bad]  # type: ignore[attr-defined]
 
     def _beyond(self, bins: object, hours: object, most: float) -> list[float]:

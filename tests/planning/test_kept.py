@@ -51,7 +51,7 @@ def test_hours_that_vary_are_kept_in_all_sets(
     of several plans would do so by luck."""
     fleet = Workload([Adapter("a", 8, 0.3)], arrivals=arrivals)
     kept, seen = KeptHours(fleet, fleet, 0, Hours()), []
-    monkeypatch.setattr(kept, "_broken", lambda _, hours: seen.append(list(hours)) or [])
+    monkeypatch.setattr(kept, "broken_in", lambda _, hours: seen.append(list(hours)) or [])
     bins = [Bin((0,), toy_profile.settings(1, 8), toy_profile)]
     kept.broken_later(bins, 2)
     assert seen[0] == [hour for number in sets for hour in kept.fresh(bins, number)]
@@ -102,7 +102,7 @@ class _Counted(KeptHours):
 
     asked = 0
 
-    def _broken(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
+    def broken_in(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
         self.asked += len(bins) * len(hours)
         return []
 

@@ -23,6 +23,7 @@ from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
 from packer.planning.shortfall import _when, busy_words, context_words, start_words, version_words, weaker_words
 from packer.profile import Profile
+from packer.room import LEVELS, Room
 from packer.twin.hours import Hours
 from packer.twin.limits import limit_of
 from packer.twin.memory.starts import largest_max_loras
@@ -231,23 +232,32 @@ def test_a_shorter_context_is_named_where_contexts_take_the_slots() -> None:
 
 
 class _BreaksInBusyHours(KeptHours):
-    """Of the hours that are the busiest of several, the second breaks the goal of two of three adapters."""
+    """Of the hours that are the busiest of several, the second breaks the goal of two of the three adapters of the
+    first server; no other server is asked for."""
 
-    def holds_in(self, bins: Sequence[Bin], hour: Hour) -> bool:
-        return hour != self.busy(bins)[1]
+    def broken_in(self, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[Hour]:
+        assert [item.adapters for item in bins] == [(0, 1, 2)]
+        return list(hours[1:2])
 
     def adapters(self, bins: Sequence[Bin], hour: Hour) -> Any:
-        assert not self.holds_in(bins, hour)
-        return SimpleNamespace(slo_used=np.array([2.0, 0.5, np.inf]))
+        assert self.broken_in(bins, [hour, hour])
+        return SimpleNamespace(slo_used=np.array([2.0, 0.5, np.inf, np.nan]))
 
 
 def test_a_plan_says_how_many_busy_hours_break_it(server: Profile) -> None:
     """Where arrivals vary, fresh hours may keep a goal that a busy one breaks: the plan says in how many of the hours
-    drawn, and for how many adapters. Elsewhere, and once the time is over, no hour is drawn."""
-    fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(3)], arrivals=Arrivals("unpredictable"))
-    bins = [Bin((0, 1, 2), server.settings(3, 16), server)]
+    drawn, and for how many adapters, of servers with little room. Elsewhere, and once the time is over, no hour is
+    drawn."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(4)], arrivals=Arrivals("unpredictable"))
+    bins = (Bin((0, 1, 2), server.settings(3, 16), server), Bin((3,), server.settings(1, 16), server))
+    rooms = tuple(Room(factor, 2.0, 2.0) for factor in (LEVELS[1], LEVELS[2]))
+    plan = SimpleNamespace(bins=bins, rooms=rooms, workload=fleet)
     kept = _BreaksInBusyHours(fleet, fleet, 0, Hours())
-    assert busy_words(kept, bins) == ("Busy hours break the goal, 1 of 48 drawn: 2 of 3 adapters miss it.",)
-    assert busy_words(_BreaksInBusyHours(fleet, fleet, 0, Hours(stop=lambda: True)), bins) == ()
+    said = "Busy hours may break the goal: of the busiest 6 of 24 hours 1 breaks it, for 2 of 4 adapters."
+    assert busy_words(kept, plan) == (said,)
+    assert busy_words(_BreaksInBusyHours(fleet, fleet, 0, Hours(stop=lambda: True)), plan) == ()
+    plan.rooms = rooms[1:] * 2
+    assert busy_words(kept, plan) == ()
     even = fleet.with_arrivals(Arrivals())
-    assert busy_words(_BreaksInBusyHours(even, even, 0, Hours()), bins) == ()
+    plan.rooms = ()
+    assert busy_words(_BreaksInBusyHours(even, even, 0, Hours()), plan) == ()
