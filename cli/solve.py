@@ -40,6 +40,7 @@ class Planning:
     loads_path: Rates of each adapter at each load, as packer workload from-… --loads writes them. [default:
         measured from the trace]
     add_path: Plan for these adapters as well: a workload file.
+    min_gpus: Fewest GPUs of the plan, for more room than the goal takes. [default: as few as keep the goal]
     spare: GPUs that may fail: with 1 the plan keeps --slo on the others. [default: as many as of the plan of --from,
         else 0]
     confidence: How sure the plan is to hold, given the profile's error. [default: 0.95]
@@ -56,6 +57,7 @@ class Planning:
     rate_factor: float = common("rate-factor")
     add_path: str | None = option("--add", metavar="FILE")
     gpus: int | None = common("gpus")
+    min_gpus: int | None = option(type=click.IntRange(min=1, max=1_000_000), metavar="N")
     max_replicas: int | None = common("max-replicas")
     spare: int | None = option(type=click.IntRange(min=0, max=1), metavar="0|1")
     confidence: float | None = option(type=click.FloatRange(min=0.5, max=0.99), metavar="P")
@@ -124,7 +126,7 @@ class Planning:
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
         given |= {"confidence": self.confidence, "margin": self.margin, "max_replicas": self.max_replicas}
         if self.recommends(old):
-            return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, **given)
+            return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, min_gpus=self.min_gpus, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         stays = old is not None and not set(fleet.names).isdisjoint(old.workload.names)
         kept = "gpus" if old is None else objective_of(old, stays=stays, spare=self.spare is None)
@@ -193,6 +195,10 @@ def solve(file: FleetFile, servers: KindArguments, planning: Planning, result: P
     if planning.spare and not planning.recommends(old):
         rule = "--spare goes without an objective and a solver, of a running plan too:"
         raise IncompatibleError(f"{rule} gpus:spare=1 is one.")
+    if planning.min_gpus is not None and not planning.recommends(old):
+        raise IncompatibleError(
+            "--min-gpus goes without an objective and a solver: a spreading objective takes --gpus."
+        )
     fleet = file.fleet()
     fleet = fleet if old is None else with_goal(fleet, old)
     fleet, hour = planning.at_load(fleet, file.workload_path, out)

@@ -51,6 +51,7 @@ def recommend(
     margin: float | None = None,
     confidence: float | None = None,
     max_gpus: int | None = None,
+    min_gpus: int | None = None,
     max_replicas: int | None = None,
     spare: int | None = None,
     old_plan: Plan | None = None,
@@ -85,6 +86,8 @@ def recommend(
         profile (`packer.twin.margin.rate_margin`).
     max_gpus
         GPUs at hand. If they do not suffice, the plan on them is infeasible and says how many would.
+    min_gpus
+        Fewest GPUs of the plan, for more room than the goal takes. None: as few as keep the goal.
     verify
         Simulate the plan again in fresh hours: one, three if limits may break by chance, more for few or equal
         servers. If one breaks the goal by more than chance (`packer.planning.chance`), plan again with that hour
@@ -121,6 +124,8 @@ def recommend(
     )  # fmt: skip
     if max_gpus is not None:
         checks.integer("max_gpus", max_gpus, low=1)
+    if min_gpus is not None:
+        checks.integer("min_gpus", min_gpus, low=1, high=max_gpus)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
@@ -128,6 +133,8 @@ def recommend(
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.planning.kinds import recommend_kinds
 
+        if min_gpus is not None:
+            raise IncompatibleError("Expected min_gpus (--min-gpus) with one base model and one kind of server only.")
         if at_hand:
             raise IncompatibleError(
                 "Limits on GPUs go with an objective where there are several kinds of server or models: packer solve "
@@ -135,7 +142,8 @@ def recommend(
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])
-    task = Deployment(Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None), old_bins)
+    job, most = Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None)
+    task = Deployment(job, most, old_bins, fewest=-(-(min_gpus or 1) // job.size))
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, decision=plan.decision or f"{lead}: {task.told}")
@@ -148,12 +156,14 @@ class Deployment:
     `job`: the plans by number of GPUs.
     `running`: running servers that the plan stays close to, with adapters as indices of the fleet.
     `beyond`: plans with more GPUs than needed are made until their servers add up to this number.
+    `fewest`: the plan has at least so many servers, of those at hand.
     """
 
     job: Frontier
     max_gpus: int | None = None
     running: tuple[Bin, ...] = ()
     beyond: float = BEYOND_SERVERS
+    fewest: int = 1
     first: int | None = field(init=False, default=None)  # Fewest servers that keep the goal in all hours so far.
     least: int | None = field(init=False, default=None)  # Fewer are not tried: fresh hours broke their plan.
     verified: tuple[Bin, ...] = field(init=False, default=())  # Servers that fresh hours confirmed.
@@ -182,7 +192,7 @@ class Deployment:
             if job.hopeless:
                 self.late = late
                 return None
-        self.low = min(job.least() + job.spare, most)
+        self.low = min(max(job.least() + job.spare, self.fewest), most)
         first = None if job.hopeless else job.first(self.low, most, fresh=self.rounds > 0)
         first = first if first is None or self.rounds else job.lower(first)
         return self._plan(first if first is None or not job.workload.slo.is_none else self._served_by(first))
@@ -190,7 +200,7 @@ class Deployment:
     def _served_by(self, first: int) -> int:
         """The fewest servers, up to `first`, that serve the load with the slots that suit an overloaded server best."""
         job = self.job
-        while first > 1 and not job.over():
+        while first > self.fewest and not job.over():
             Overload(job).reslotted(job.at(first - 1))
             if not job.at(first - 1).holds:
                 break
@@ -214,7 +224,7 @@ class Deployment:
         last = number + 1 == ROUNDS
         if not job.broken:
             self.verified = plan.bins
-            if not last and (lower := job.lower(self.first, self.least)) < self.first:
+            if not last and (lower := job.lower(self.first, max(self.fewest, self.least or 1))) < self.first:
                 return self._plan(lower) or plan
         elif last and self.verified:
             return replace(self._put(self.verified), verified=True)
@@ -279,7 +289,7 @@ class Deployment:
         few = math.inf if plan is None or plan.verified is False else len(moved(self.running, plan.bins))
         for bins in nearby(self.workload, self.running, most, kept.holds_one, parts, job.copies):
             for made in refitted(kept, self.running, aligned(self.running, bins), self.over):
-                if len(moved(self.running, made)) <= few and self._lasts(made):
+                if len(made) >= self.fewest and len(moved(self.running, made)) <= few and self._lasts(made):
                     return self._close(made, True if self.rounds else None)
         if plan is None:
             return None
@@ -377,8 +387,10 @@ class Deployment:
             self.job.break_later(self.first)
         if self.rounds and plan.verified is None:
             plan, reasons = replace(plan, status=Status.FEASIBLE), (UNCONFIRMED,)
-        luck = by_luck(self.job, plan)
-        reasons += (*(luck or (busy_words(self.job.kept, plan) if plan.verified else ())), *of_log(self.job, plan))
+        reasons += by_luck(self.job, plan) or (
+            busy_words(self.job.kept, plan, self.max_gpus or math.inf) if plan.verified else ()
+        )
+        reasons += of_log(self.job, plan)
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

@@ -84,9 +84,10 @@ def start_words(kept: KeptHours, bins: Sequence[Bin], number: int) -> tuple[str,
     return (f"Requests wait up to {latency(early[1].max())}{_when(early[0], kept.workload)}: {BEFORE_TRAFFIC}.",)
 
 
-def busy_words(kept: KeptHours, plan: Plan) -> tuple[str, ...]:
+def busy_words(kept: KeptHours, plan: Plan, most: float = math.inf) -> tuple[str, ...]:
     """A sentence if busy hours break the goal on servers that keep it in fresh hours: how many of those drawn, and for
-    how many adapters. Servers whose rates may grow by more than a step of `LEVELS` seldom break it."""
+    how many adapters; and that a server more, if there is one of `most` GPUs, has more room. Servers whose rates may
+    grow by more than a step of `LEVELS` seldom break it."""
     hours = [] if kept.simulated.stop() else kept.busy(plan.bins)
     rooms = plan.rooms if kept.all_count else ()
     wide = {item for item, room in zip(plan.bins, rooms, strict=bool(rooms)) if (room.headroom or 0.0) > LEVELS[1]}
@@ -98,7 +99,9 @@ def busy_words(kept: KeptHours, plan: Plan) -> tuple[str, ...]:
     used = used[:, sorted({i for item in near for i in item.adapters})]
     late = int((np.nan_to_num(used, nan=np.inf).max(axis=0) > 1.0).sum())
     drawn = f"the busiest {len(hours)} of {DRAWN * len(hours)} hours {len(broken)} break{'s' * (len(broken) == 1)} it"
-    return (f"Busy hours may break the goal: of {drawn}, for {late:,} of {counted(len(plan.workload), 'adapter')}.",)
+    told = f"Busy hours may break the goal: of {drawn}, for {late:,} of {counted(len(plan.workload), 'adapter')}."
+    more = plan.n_gpus + plan.bins[0].gpus
+    return (f"{told} --min-gpus {more} gives more room." if more <= most else told,)
 
 
 def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:

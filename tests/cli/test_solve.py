@@ -169,6 +169,7 @@ def test_a_plan_without_servers_names_no_profile(capsys: pytest.CaptureFixture[s
         (["--predictor", "twinn"], "Unknown predictor"),
         (["--gpus", "0"], "--gpus"),
         (["--objective", "latency"], "--gpus"),
+        (["--objective", "gpus", "--min-gpus", "2"], "--min-gpus goes without an objective"),
         (["--objective", "latency", "--gpus", "2", "--solver", "greedy"], "take the solver spread"),
         (["--objective", "slo"], "gives no slo_used"),
         (["--margin", "0.1", "--confidence", "0.9"], "both"),
@@ -176,9 +177,7 @@ def test_a_plan_without_servers_names_no_profile(capsys: pytest.CaptureFixture[s
         (["--time-limit", "0"], "--time-limit"),
     ],
 )
-def test_wrong_choices_are_one_line_and_exit_code_2(
-    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_choices_end_with_exit_code_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Wrong or unfit choices: exit code 2, a message with the rule, nothing written."""
     assert packer("solve", fleet(), *words) == 2
     err = capsys.readouterr().err

@@ -1,0 +1,36 @@
+"""A plan on more GPUs than the goal takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import packer
+from packer import Adapter, Workload
+from packer.errors import IncompatibleError, ValidationError
+from packer.profile import Profile
+
+
+def test_a_plan_has_at_least_the_gpus_that_are_asked_for(server: Profile) -> None:
+    """With `min_gpus` the plan has the figures that the plan without it shows for so many GPUs, also beside a running
+    plan on fewer; no more than the goal takes change nothing."""
+    fleet = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(12)])
+    free = packer.recommend(fleet, server)
+    more = packer.recommend(fleet, server, min_gpus=free.n_gpus + 1)
+    assert (more.n_gpus, more.verified) == (free.n_gpus + 1, True)
+    told, own = ([row for row in each.frontier if row["n_gpus"] == more.n_gpus] for each in (free, more))
+    assert told == own
+    assert len(own) == 1
+    assert packer.recommend(fleet, server, min_gpus=more.n_gpus, old_plan=free).n_gpus == more.n_gpus
+    assert packer.recommend(fleet, server, min_gpus=free.n_gpus).bins == free.bins
+
+
+def test_so_many_gpus_must_be_at_hand_and_of_one_kind(server: Profile) -> None:
+    """More than there are, or several kinds of server, are refused."""
+    fleet = Workload([Adapter("a", 8, 0.1)])
+    with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
+        packer.recommend(fleet, server, min_gpus=3, max_gpus=2)
+    other = replace(server, gpu=replace(server.gpu, name="other"))
+    with pytest.raises(IncompatibleError, match="one base model and one kind of server"):
+        packer.recommend(fleet, [server, other], min_gpus=2)
