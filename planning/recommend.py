@@ -84,10 +84,9 @@ def recommend(
     confidence
         Confidence with which the plan holds, instead of a margin: rates are raised by what it requires of each server's
         profile (`packer.twin.margin.rate_margin`).
-    max_gpus
-        GPUs at hand. If they do not suffice, the plan on them is infeasible and says how many would.
-    min_gpus
-        Fewest GPUs of the plan, for more room than the goal takes. None: as few as keep the goal.
+    max_gpus, min_gpus
+        GPUs at hand: if they do not suffice, the plan on them is infeasible and says how many would. Fewest GPUs of the
+        plan, for more room than the goal takes.
     verify
         Simulate the plan again in fresh hours: one, three if limits may break by chance, more for few or equal
         servers. If one breaks the goal by more than chance (`packer.planning.chance`), plan again with that hour
@@ -122,10 +121,8 @@ def recommend(
         margin=margin, confidence=confidence, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify,
         progress=progress, stop=stop, time_limit_s=time_limit_s, log_hour=log_hour,
     )  # fmt: skip
-    if max_gpus is not None:
-        checks.integer("max_gpus", max_gpus, low=1)
-    if min_gpus is not None:
-        checks.integer("min_gpus", min_gpus, low=1, high=max_gpus)
+    max_gpus = None if max_gpus is None else checks.integer("max_gpus", max_gpus, low=1)
+    fewest = 1 if min_gpus is None else checks.integer("min_gpus", min_gpus, low=1, high=max_gpus)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
@@ -133,17 +130,16 @@ def recommend(
     if len(kinds) > 1 or len(workload.models) > 1:
         from packer.planning.kinds import recommend_kinds
 
-        if min_gpus is not None:
-            raise IncompatibleError("Expected min_gpus (--min-gpus) with one base model and one kind of server only.")
-        if at_hand:
+        if min_gpus is not None or at_hand:
             raise IncompatibleError(
-                "Limits on GPUs go with an objective where there are several kinds of server or models: packer solve "
-                "--objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100, or another goal or objective."
+                "Limits on GPUs go with an objective where there are several kinds of server or models, and --min-gpus "
+                "with one: packer solve --objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100, or another goal or "
+                "objective."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])
     job, most = Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None)
-    task = Deployment(job, most, old_bins, fewest=-(-(min_gpus or 1) // job.size))
+    task = Deployment(job, most, old_bins, fewest=-(-fewest // job.size))
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, decision=plan.decision or f"{lead}: {task.told}")
