@@ -34,7 +34,7 @@ PAGES = sorted(
     if "reference" not in path.parts and "```console" in path.read_text("utf-8")
 )
 """Pages with commands; a page whose every block says why it is not run is read, and types nothing."""
-WHOLE = re.compile(r"--gpus 1 |--max-loras 4$|--concurrency|solve many|azure-conv-2023|(double|cheapest)\.json$")
+WHOLE = re.compile(r"--gpus 1 |--max-loras 4$|--concurrency|solve many|azure-conv-2023|(double|cheapest|strict)\.json$")
 """Parts of commands whose words or GPUs only a whole hour gives; others simulate 600 s."""
 
 
