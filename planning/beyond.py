@@ -13,6 +13,8 @@ from packer.planning.loop import judged
 from packer.planning.overload import Overload
 from packer.planning.replicas import needed, part
 from packer.solvers.base import limit_of
+from packer.times import HOUR_S
+from packer.twin.per_adapter import FEW_REQUESTS
 
 NEAR = 0.8  # An adapter that alone uses more than this share of its limits may break them in another hour.
 
@@ -30,7 +32,10 @@ def others_kept(job: Frontier, max_gpus: int | None) -> tuple[list[Bin], tuple[i
     found = {} if job.over() else needed(job.kept, job.profile, job.max_replicas, every=True)
     late = {i for i, parts in found.items() if parts is None}
     if job.hopeless and not job.over():
-        late |= _by_luck(job, {i: found.get(i) or 1 for i in range(len(fleet)) if i not in late})
+        sent = fleet.rates * fleet.arrivals.whole_s(HOUR_S)
+        # Limits of adapters with fewer requests are judged on their server: with others, they may keep them.
+        many = [i for i in range(len(fleet)) if i not in late and sent[i] >= FEW_REQUESTS]
+        late |= _late_alone(job, {i: found.get(i) or 1 for i in many})
     while 0 < len(late) < len(fleet) and not job.over() and (max_gpus is None or max_gpus >= 2 * job.size):
         rest = [i for i in range(len(fleet)) if i not in late]
         slo = replace(fleet.slo, adapter_share=min(1.0, job.kept.required / len(rest)))
@@ -50,12 +55,13 @@ def others_kept(job: Frontier, max_gpus: int | None) -> tuple[list[Bin], tuple[i
     return [], ()
 
 
-def _by_luck(job: Frontier, parts: Mapping[int, int]) -> set[int]:
-    """The adapters of these that keep the goal on servers of their own in kept hours, and break it in another hour."""
+def _late_alone(job: Frontier, parts: Mapping[int, int]) -> set[int]:
+    """The adapters of these, in so many parts, that break the goal on servers of their own, if only in other hours."""
     kept, own = job.kept, [part(job.workload, job.profile, i, n) for i, n in parts.items()]
-    near = [item for item, used in zip(own, kept.used(own, [kept.planned]), strict=True) if used > NEAR]
-    used = kept.used(near, [kept.fresh_hour(1 + k) for k in range(HOURS)], [1.0] * len(near))
-    return {item.adapters[0] for item, most in zip(near, used, strict=True) if most > 1.0}
+    used = dict(zip(own, kept.used(own, [kept.planned]), strict=True))
+    near = [item for item in own if NEAR < used[item] <= 1.0 and not job.replayed]  # which has no other hour
+    used |= zip(near, kept.used(near, [kept.fresh_hour(1 + k) for k in range(HOURS)], [1.0] * len(near)), strict=True)
+    return {item.adapters[0] for item, most in used.items() if most > 1.0}
 
 
 def _served(job: Frontier, late: Sequence[int], max_gpus: int | None) -> Sequence[Bin]:

@@ -129,6 +129,15 @@ def test_long_prompts_and_long_answers_are_apart_together(h100: Profile) -> None
     assert " All others keep it." in plan.reasons[1]
 
 
+def test_adapters_with_few_requests_keep_the_goal_with_others(h100: Profile) -> None:
+    """Adapters with few requests are judged by the percentile of their server: alone the load of their weights breaks
+    it, beside others they keep it, and only the one with long prompts is apart."""
+    adapters = [Adapter(f"busy{k}", 16, 1.0) for k in range(3)] + [Adapter(f"few{k}", 16, 0.008) for k in range(20)]
+    fleet = Workload([*adapters, Adapter("long", 16, 0.1, input_tokens=Lengths.constant(30_000))])
+    _, late = others_kept(Frontier(fleet.held_to("p95_ttft_ms=150"), h100), None)
+    assert late == (23,)
+
+
 def test_too_few_gpus_for_adapters_apart_say_how_many_serve_all(h100: Profile) -> None:
     """With adapters apart, too, the reasons say on how many GPUs all are served and the others keep the goal."""
     adapters = [Adapter(f"a{i}", 8, 2.0, input_tokens=Lengths.constant(300)) for i in range(28)]
