@@ -264,13 +264,13 @@ def _facts(plan: packer.Plan) -> list[str]:
     return lines
 
 
-FOUND = 2  # Number of facts that brief output shows for a plan without a decision.
+FOUND = 2  # Number of facts that brief output shows for a plan for an objective, whose decision has no bound.
 
 
 def _small_print(plan: packer.Plan, *, briefly: bool) -> list[str]:
-    """Facts, training and assumptions; `briefly`: no facts with a decision, otherwise the first `FOUND`."""
+    """Facts, training and assumptions; `briefly`: the first `FOUND` facts, none if the plan is the fewest GPUs."""
     facts = _facts(plan)
-    lines = facts if not briefly else [] if plan.decision else facts[:FOUND]
+    lines = facts if not briefly else [] if plan.objective == "recommend" else facts[:FOUND]
     training = float(plan.evaluations.tuning_tok_s.sum())
     if training and plan.workload.fine_tuning is not None:
         policy = plan.workload.fine_tuning.policy

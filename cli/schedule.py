@@ -194,7 +194,6 @@ def _replayed(found: Schedule, rates: Any, period_s: float, trends: Trends, seed
 
 def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_default: bool) -> list[Table | str]:
     """The schedule as text and tables. `by_default`: the profile is the default."""
-    from packer.planning.explain import many_cut
     from packer.solvers.candidates import ignored_words
 
     rows = []
@@ -210,7 +209,7 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
     hours = (found.periods[-1].end_s - found.periods[0].start_s) / 3600.0
     span = "a day" if hours == 24.0 else f"in {hours:.3g} h"
     lines: list[Table | str] = [
-        f"{found.static.hardware}: the goal holds in every period{many_cut(found.static)}; {run}.",
+        f"{found.static.decision.removesuffix('.')}; {run}.",
         *([default_words(found.static)] if by_default else []),
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
         Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", f"hours {span}"), servers),

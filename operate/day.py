@@ -175,6 +175,19 @@ class Schedule:
         }
 
 
+def within_day(periods: Sequence[Period], day_s: float) -> list[Period]:
+    """The periods in the order of the day; a period over midnight is split into two."""
+    found = []
+    for each in periods:
+        late = round(len(each.names) * (each.end_s - day_s) / (each.end_s - each.start_s))
+        if late > 0:
+            found.append(replace(each, names=each.names[-late:], start_s=0.0, end_s=each.end_s - day_s))
+        if late < len(each.names):
+            early = len(each.names) - max(late, 0)
+            found.append(replace(each, names=each.names[:early], end_s=min(each.end_s, day_s)))
+    return sorted(found, key=lambda each: each.start_s)
+
+
 def with_steady_settings(
     periods: Sequence[Period], holds: Callable[[Period, Sequence[Bin]], Sequence[bool]]
 ) -> list[Period]:

@@ -21,10 +21,11 @@ from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
 from packer.operate.cycle import with_few_changes
-from packer.operate.day import Period, Schedule, keys_of, with_steady_settings
+from packer.operate.day import Period, Schedule, keys_of, with_steady_settings, within_day
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
+from packer.planning.follow import many_cut
 from packer.planning.frontier import Conditions
 from packer.planning.periods import Periods
 from packer.planning.recommend import recommend
@@ -145,7 +146,7 @@ def schedule(
     while (over := _over(steady := with_steady_settings(merged, day.holds), stock)) is not None and len(merged) > 1:
         merged = [*merged[over - 1 :], *merged[: over - 1]]
         merged[:2] = [day.together(static, *merged[:2])]
-    found = _within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
+    found = within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
             each, start_s=first_s + each.start_s, end_s=first_s + each.end_s, moved=tuple(_moves(found[t - 1], each))
@@ -295,11 +296,13 @@ class _Day:
         """Servers at the rates of the busiest of these periods, without their figures."""
         fleet, asked = self.whole.busiest(names), self.whole.asked
         margin = max(asked.margin_of(group.periods.profile) for group in self.groups)
-        return Plan(
+        plan = Plan(
             fleet, tuple(bins), Evaluations.of([]), Status.FEASIBLE, "recommend", "schedule", "twin",
             objective_value=(float(sum(item.gpus for item in bins)),), margin=margin, seed=asked.seed,
             versions=versions([group.periods.profile for group in self.groups]), limits=WHOLE_GOAL,
         )  # fmt: skip
+        every = " in every period" if len(names) == len(self.whole.rates) else ""
+        return replace(plan, decision=f"{plan.hardware}: the goal holds{every}{many_cut(plan)}.")
 
     def with_figures(self, plan: Plan) -> Plan:
         """The plan with the figures of its servers and adapters from a simulated hour."""
@@ -367,7 +370,7 @@ def _deployed(periods: Sequence[Period], day: _Day) -> Plan:
     quiet = min((each.plan for each in periods), key=lambda plan: plan.workload.offered_tok_s)
     why = ("The servers of a day's schedule, which says when each of them runs.",)
     value = (float(sum(item.gpus for item in bins)),)
-    plan = day.with_figures(replace(quiet, bins=bins, objective_value=value, reasons=why))
+    plan = day.with_figures(replace(quiet, bins=bins, objective_value=value, reasons=why, decision=""))
     status = Status.FEASIBLE if plan.evaluations.feasible.all() else Status.INFEASIBLE
     return replace(plan, status=status)
 
@@ -385,16 +388,3 @@ def _change_s(one: Period, other: Period, startup_s: float) -> float:
 def _moves(one: Period, other: Period) -> list[str]:
     before, after = one.home(), other.home()
     return sorted(name for name, servers in after.items() if not servers <= before.get(name, servers))
-
-
-def _within_day(periods: Sequence[Period], day_s: float) -> list[Period]:
-    """The periods in the order of the day; a period over midnight is split into two."""
-    found = []
-    for each in periods:
-        late = round(len(each.names) * (each.end_s - day_s) / (each.end_s - each.start_s))
-        if late > 0:
-            found.append(replace(each, names=each.names[-late:], start_s=0.0, end_s=each.end_s - day_s))
-        if late < len(each.names):
-            early = len(each.names) - max(late, 0)
-            found.append(replace(each, names=each.names[:early], end_s=min(each.end_s, day_s)))
-    return sorted(found, key=lambda each: each.start_s)

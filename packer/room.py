@@ -69,6 +69,11 @@ def reached(factor: float) -> str:
     return f"less than +{100 * (LEVELS[1] - 1.0):.0f} %"
 
 
+def holding(rooms: Sequence[Room]) -> str:
+    """Up to what load the goal holds, in words."""
+    return f"holds to {reached(min(room.headroom or 0.0 for room in rooms))}" if rooms else "holds"
+
+
 def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
     """Rows for the `most` groups of equal servers with the least room: numbers, factors, limit and its use, advice."""
     return [

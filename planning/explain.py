@@ -14,6 +14,7 @@ from packer.goal import Goal
 from packer.plan import Plan, Status
 from packer.planning.chance import chance_words
 from packer.planning.explore import Frontier
+from packer.planning.follow import many_cut
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import Hour
 from packer.planning.lone import needs
@@ -30,9 +31,8 @@ from packer.planning.shortfall import (
     weaker_words,
 )
 from packer.planning.unkept import apart_words, cannot_words, more_parts, not_found_words, unreachable_words
-from packer.room import Room, reached
+from packer.room import Room, holding
 from packer.solvers.candidates import beyond_measured
-from packer.twin.arrivals import cut_shares
 from packer.words import counted, listed, money
 
 REPLAYED = (
@@ -42,7 +42,6 @@ REPLAYED = (
 NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks them with any number of servers.
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
-MANY_CUT = 0.05  # Share of requests beyond `max_model_len` from which the first line of a decision names it.
 TRADED = 0.05  # Share of the requests within limits from which on a plan says that it gave them up.
 
 
@@ -220,7 +219,7 @@ def outcome(
     """
     price = "" if best.price_per_hour is None else f", {money(best.price_per_hour)} per hour"
     raised = _raised(best, slo)
-    said = _holding(rooms) if breaking is None else _breaking(best, breaking, spare, raised, why)
+    said = holding(rooms) if breaking is None else _breaking(best, breaking, spare, raised, why)
     lines = [f"the goal {said}{cut}{price}."]
     if math.isnan(best.p95_ttft_ms):
         lines.append("No request completed in the simulated hour.")
@@ -246,18 +245,6 @@ def outcome(
         starves = f"{gpus} starve{'s' if most == 1 else ''}."
         lines.append(starves if most < needed else f"On {gpus} no plan was found that keeps the goal.")
     return "\n".join(lines)
-
-
-def _holding(rooms: Sequence[Room]) -> str:
-    """Up to what load the goal holds, in words."""
-    return f"holds to {reached(min(room.headroom or 0.0 for room in rooms))}" if rooms else "holds"
-
-
-def many_cut(plan: Plan) -> str:
-    """How many requests count as cut to the `max_model_len` of the plan's servers, in words; "" for few."""
-    shares = cut_shares(plan.workload, {item.profile.engine.max_model_len for item in plan.bins})
-    share, most = max(((share, most) for most, share in shares.items()), default=(0.0, 0))
-    return f" with {share:.0%} of the requests cut to {most:,} tokens" if share > MANY_CUT else ""
 
 
 def _raised(point: FrontierPoint, slo: Goal) -> str:

@@ -20,12 +20,15 @@ from packer.plan import Plan, Status
 from packer.planning.kept import KeptHours
 from packer.planning.replicas import MOST_REPLICAS
 from packer.planning.settle import with_best_slots
+from packer.room import holding
 from packer.search import fewest, reach
 from packer.solvers.candidates import candidates_of
 from packer.solvers.nearest import Nearest, lightest
-from packer.words import counted
+from packer.twin.arrivals import cut_shares
+from packer.words import counted, money
 from packer.workload import Workload
 
+MANY_CUT = 0.05  # Share of requests beyond `max_model_len` from which the first line of a decision names it.
 REPAIRS = 3  # Maximum rounds of moving adapters from servers that do not hold to servers that do.
 HOMEWARD = 6  # Maximum number of times that some of the moved adapters are tried where they ran.
 EXCHANGES = 24  # Number of exchanges of two adapters that are tried for a server that does not hold.
@@ -53,12 +56,24 @@ def numbered(plan: Plan, old: Plan | None) -> Plan:
 
 def gpus_words(plan: Plan, old: Plan | None = None) -> str:
     """How many GPUs the plan has, and how many adapters it moves, in words; and how many servers of `old`, the running
-    plan, start again with other settings, if any do. GPUs hold that keep limits; others serve their load."""
+    plan, start again with other settings, if any do. GPUs hold that keep limits; others serve their load. Without
+    running servers: which servers it has, and whether they keep a goal, up to what load, or serve theirs."""
+    if plan.moves is None:
+        said = f"the goal {holding(plan.rooms)}" if plan.limits else "the load is served"
+        price = "" if plan.price_per_hour is None else f", {money(plan.price_per_hour)} per hour"
+        return f"{plan.hardware}: {said}{many_cut(plan)}{price}"
     one, more = ("holds", "hold") if plan.limits else ("serves the load", "serve the load")
     holds = "" if plan.status is Status.INFEASIBLE else f" {one if plan.n_gpus == 1 else more}"
     moved = 0 if plan.moves is None else len(plan.moves.adapters)
     again = 0 if old is None or plan.moves is None else len(restarted(old, plan.moves, plan.bins))
     return f"{counted(plan.n_gpus, 'GPU')}{holds}, {moved} moved" + (f", {again} restarted" if again else "")
+
+
+def many_cut(plan: Plan) -> str:
+    """How many requests count as cut to the `max_model_len` of the plan's servers, in words; "" for few."""
+    shares = cut_shares(plan.workload, {item.profile.engine.max_model_len for item in plan.bins})
+    share, most = max(((share, most) for most, share in shares.items()), default=(0.0, 0))
+    return f" with {share:.0%} of the requests cut to {most:,} tokens" if share > MANY_CUT else ""
 
 
 def refitted(kept: KeptHours, old: Sequence[Bin], bins: Sequence[Bin], over: Callable[[], bool]) -> Iterator[list[Bin]]:

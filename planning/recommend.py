@@ -142,7 +142,7 @@ def recommend(
     task = Deployment(job, most, old_bins, fewest=-(-fewest // job.size))
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
-    return replace(plan, decision=plan.decision or f"{lead}: {task.told}")
+    return replace(plan, decision=f"{lead}: {task.told}")
 
 
 @dataclass(eq=False)

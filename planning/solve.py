@@ -146,7 +146,7 @@ def solve(
     plan = planned(SolverTask(problem, search, again, verify, hardens, with_headroom))
     notes += raised_words(margins, plan.bins, plan.margin)
     notes += _unsplit(plan, profiles) if max_replicas is None and goal.minimises == "price" else ()
-    return numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan)
+    return _decided(numbered(replace(plan, reasons=(*plan.reasons, *notes)), old_plan), old_plan)
 
 
 def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins: Sequence[Bin]) -> Objective:
@@ -159,6 +159,17 @@ def within(objective: Objective, fleet: Workload, slo: GoalLike | None, old_bins
         own = {} if goal is None else goal.limits.to_dict()
         goal = replace(whole, limits=whole.limits.changed(own))
     return objective.anchored(old_bins).within(goal)
+
+
+def _decided(plan: Plan, old: Plan | None) -> Plan:
+    """The plan with its decision. Without running servers, a plan that does not hold has its reasons instead."""
+    if plan.moves is None and (plan.status is Status.INFEASIBLE or plan.verified is False):
+        return plan
+    slo, breaks = plan.workload.slo, not plan.limits and bool((plan.evaluations.slo_used > 1.0).any())
+    more = f"; this breaks the goal: {slo}" if breaks and not slo.is_none else ""
+    if plan.moves is None and plan.limits:
+        more = f".\nThe goal: {plan.goal.removeprefix(f'{plan.objective}: ')}"
+    return replace(plan, decision=f"{gpus_words(plan, old)}{more}.")
 
 
 def _usual(problem: Problem) -> tuple[str, tuple[str, ...]]:
@@ -341,12 +352,7 @@ class SolverTask:
             plan = replace(plan, status=Status.INFEASIBLE)
         if self.within and self._late(plan):
             plan = replace(plan, within_goal=self.within)
-        plan = with_room(plan, evaluator, self.over, self.hours) if self.with_headroom else plan
-        if plan.moves is None or plan.decision:
-            return plan
-        slo, breaks = plan.workload.slo, not plan.limits and bool((plan.evaluations.slo_used > 1.0).any())
-        more = f"; this breaks the goal: {slo}" if breaks and not slo.is_none else ""
-        return replace(plan, decision=f"{gpus_words(plan)}{more}.")
+        return with_room(plan, evaluator, self.over, self.hours) if self.with_headroom else plan
 
     def _late(self, plan: Plan) -> bool:
         """Whether the plan is feasible but a server's mean TTFT exceeds the fleet's tightest TTFT limit."""

@@ -178,6 +178,8 @@ def test_fewer_servers_at_night(found: Schedule) -> None:
     plans = [recommend(with_rates(FLEET, each), PROFILE, margin=0.0) for each in day().values()]
     assert max(plan.n_gpus for plan in plans) == found.static.n_gpus
     assert found.gpu_hours >= sum(plan.n_gpus for plan in plans)
+    says = [plan.decision.removeprefix(plan.hardware) for plan in (found.static, found.periods[0].plan, found.deployed)]
+    assert says == [": the goal holds in every period.", ": the goal holds.", ""]
     assert found.regret == pytest.approx(found.static_gpu_hours / found.gpu_hours - 1.0)
     assert found.moves > 0
 

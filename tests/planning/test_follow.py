@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -54,6 +55,20 @@ def test_a_plan_for_another_objective_says_that_it_breaks_the_goal(server: Profi
     plan = packer.solve(fleet.held_to("p95_ttft_ms=1"), server, old_plan=running)
     assert plan.decision == f"1 GPU serves the load, 0 moved; this breaks the goal: {plan.workload.slo}."
     assert packer.solve(fleet, server, old_plan=running).decision == "1 GPU serves the load, 0 moved."
+
+
+def test_a_plan_for_an_objective_says_whether_a_goal_holds(server: Profile) -> None:
+    """The first line of a plan for an objective names its servers, and the goal that it keeps or the load that it
+    serves; one that does not hold claims nothing."""
+    fleet = Workload([Adapter("a", 8, 0.1)])
+    kept = packer.solve(fleet, server, "slo:mean_ttft_ms=500").decision.splitlines()
+    assert re.fullmatch(r"1 × H100 64GB \(.*\): the goal holds to (about|over) \+\d+ %, \$2\.50 per hour\.", kept[0])
+    assert kept[1:] == ["The goal: mean TTFT <= 500 ms for every adapter."]
+    served = packer.solve(fleet.held_to("p95_ttft_ms=1"), server, with_headroom=False)
+    lead = f"{served.hardware}: the load is served, $2.50 per hour"
+    assert served.decision == f"{lead}; this breaks the goal: {served.workload.slo}."
+    assert packer.solve(fleet, server, with_headroom=False).decision == f"{lead}."
+    assert packer.solve(Workload([Adapter("a", 8, 1e4)]), server, with_headroom=False).decision == ""
 
 
 def test_a_spare_gpu_stays_unless_it_is_given_up(server: Profile) -> None:

@@ -156,7 +156,7 @@ def test_without_a_strategy_the_command_recommends(
     path.write_text("adapter,rank,rate\n" + "".join(f"a{i},8,0.1\n" for i in range(4)))
     assert run(["solve", str(path), "--json", *options]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert ("decision" in plan["details"]) is recommends
+    assert (plan["objective"] == "recommend") is recommends
 
 
 @pytest.mark.usefixtures("whole_hours")
