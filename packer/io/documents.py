@@ -59,7 +59,8 @@ def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         except FileFormatError as error:
             if "Extra data" in str(error):
                 rule = "expected one JSON list or object, got several"
-                error.args = (f"{rule} over several lines: jq -c . FILE writes a line of each.",)
+                each = ".[]" if text.lstrip().startswith("[") else "."
+                error.args = (f"{rule}: jq -c {each} FILE writes a line of each request.",)
             raise
         found = data if isinstance(data, list) else _objects(data) or [data]
         entries: Iterable[tuple[int, Any]] = enumerate(found, start=1)

@@ -50,8 +50,8 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     for kind, row in KINDS.items():
         if "line" in row and re.match(row["line"], text):
             return kind
-    if text.startswith(("{", "[")) and ((found := _of_json(text)) or text.startswith("{")):
-        return found  # a table's name in TOML is in brackets, too
+    if re.match(r"(\[\s*)?\{", text):  # a bracket alone begins a table of TOML
+        return _of_json(text)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     header = {cell.strip(' "').lower() for line in lines[:1] for cell in line.split(separator_of(line))}
     tables = set(re.findall(r"^[ \t]*\[{1,2}[ \t]*([\w-]+)", text, re.MULTILINE))

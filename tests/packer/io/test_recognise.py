@@ -53,6 +53,15 @@ def test_each_kind_is_recognised(files: dict[str, Path], tmp_path: Path) -> None
     assert kind_of(tmp_path / "missing") is None
 
 
+@pytest.mark.parametrize("kind", ["profile", "cluster"])
+def test_a_toml_file_may_begin_with_a_table(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
+    """The bracket of a TOML table does not make a JSON list of a file."""
+    path = tmp_path / "bare.toml"
+    text = files[kind].read_text()
+    path.write_text(text[text.index("\n[") + 1 :])
+    assert kind_of(path) == kind
+
+
 @pytest.mark.parametrize(
     ("columns", "kind"),
     [
