@@ -112,7 +112,8 @@ def test_limits_that_a_predictor_does_not_know_are_named(plan: Plan) -> None:
 
 
 def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, server: Profile) -> None:
-    """Serving numbers of GPUs are shown with their latency, those that certainly starve as starving."""
+    """Serving numbers of GPUs are shown with their latency, those that certainly starve as starving; of others the line
+    says what the plan does and they do not."""
     points = packer.frontier(fleet, server, max_gpus=2)
     last = replace(points[-1], n_gpus=9)
     fewer = [replace(points[-1], n_gpus=7, starving=(0,)), replace(points[-1], n_gpus=8)]
@@ -124,6 +125,8 @@ def test_decision_names_what_fewer_gpus_would_give(plan: Plan, fleet: Workload, 
     assert text.endswith("\n7 GPUs starve.")
     text = outcome(last, [*fewer, last], rooms, Slo(), breaking=None, needed=7.0)
     assert text.endswith("\nOn 7 GPUs no plan was found that keeps the goal.")
+    text = outcome(last, [*fewer, last], rooms, Slo(), breaking=3, reachable=False, needed=7.0)
+    assert text.endswith("\nOn 7 GPUs no plan was found that serves the load.")  # more GPUs break the goal, too
     assert not math.isnan(last.p95_ttft_ms)
     one = replace(last, plan=replace(last.plan, workload=fleet.subset((0,))))
     assert ", worst adapter " in text
