@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -320,7 +320,7 @@ def test_moved_adapters_go_back_as_far_as_servers_hold_them(server: Profile) -> 
     ranks = [8] * 19 + [32]
     fleet = Workload([Adapter(f"a{k}", rank, 0.01 + 0.05 * k) for k, rank in enumerate(ranks)])
 
-    def servers(*parts: range) -> list[Bin]:
+    def servers(*parts: Sequence[int]) -> list[Bin]:
         return [Bin(tuple(part), server.settings(4, max(ranks[i] for i in part)), server) for part in parts]
 
     old, bins = servers(range(10), range(10, 20)), servers(range(0, 20, 2), range(1, 20, 2))
@@ -332,3 +332,5 @@ def test_moved_adapters_go_back_as_far_as_servers_hold_them(server: Profile) -> 
         assert set(moved(old, found)) <= away
     exchanged = servers(range(10, 20), range(10))
     assert homeward(fleet, old, exchanged, lambda _: True) == exchanged
+    low = servers([*range(0, 18, 2), 19], [*range(1, 19, 2), 18])
+    assert moved(old, homeward(fleet, old, low, lambda _: True)) == [19]

@@ -62,6 +62,13 @@ def test_a_server_under_a_gateway_is_no_second_request(tmp_path: Path) -> None:
     assert (log.names, log.start_s) == (("a",), 1770000005.0)
 
 
+def test_two_adapters_in_one_trace_are_two_requests(tmp_path: Path) -> None:
+    """An agent asks two adapters the same in one trace: answers of different lengths are those of two requests."""
+    one = {"time": 1770000005, "trace_id": "t", "model": "a", "prompt_tokens": 9, "completion_tokens": 3}
+    log = read_trace(write(tmp_path / "x.jsonl", [one, one | {"model": "b", "completion_tokens": 5}]))
+    assert (log.names, len(log)) == (("a", "b"), 2)
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda rows: rows, lambda rows: {"total": 2, "data": rows}, lambda rows: {"hits": {"hits": rows}}]
 )
