@@ -92,6 +92,7 @@ def busy_words(kept: KeptHours, plan: Plan, most: float = math.inf) -> tuple[str
     rooms = plan.rooms if kept.all_count else ()
     wide = {item for item, room in zip(plan.bins, rooms, strict=bool(rooms)) if (room.headroom or 0.0) > LEVELS[1]}
     near = [item for item in plan.bins if item not in wide] if hours else []
+    kept.simulated.each([kept.job(item, hour) for hour in hours for item in near])  # whole hours, all at once
     broken = kept.broken_in(near, hours) if near else []
     if not broken:
         return ()

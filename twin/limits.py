@@ -24,6 +24,7 @@ from packer.words import counted
 from packer.workload import Workload
 
 USED_UP = 0.5  # A resource of which less than this share is in use limits nothing on average.
+FULL = 0.8  # A KV cache of which more is in use has no room for the requests of more slots.
 SELDOM = 0.01  # Requests that wait in less of the time than this do not make latencies.
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
 CHANCE, LESS = 0.01, 0.1  # By more than these shares slots serve more, or use less of the limits, if they help.
@@ -68,7 +69,8 @@ def limit_of(sim: Run, help_: Callable[..., bool] | None = None) -> Limit:
     limits = _limits(sim)
     found = max(limits, key=lambda each: each.pressure)
     if found.name in ("slots", "loading"):
-        found = found._replace(advice=_more_slots(sim, help_))
+        (cache,) = (each.pressure for each in limits if each.name == "KV cache")
+        found = found._replace(advice=_more_slots(sim, cache, help_))
     elif found.name == "batch" and help_ is not None and not help_(max_num_seqs=2 * sim.profile.engine.max_num_seqs):
         found = found._replace(advice="fewer requests per GPU")
     if found.pressure >= USED_UP or not sim.completed:
@@ -175,14 +177,16 @@ def _limits(sim: Run) -> list[Limit]:
     return found
 
 
-def _more_slots(sim: Run, help_: Callable[..., bool] | None) -> str:
-    """Return advice in words: a number of slots that fits and helps, or what makes room for slots."""
+def _more_slots(sim: Run, cache: float, help_: Callable[..., bool] | None) -> str:
+    """Return advice in words: a number of slots that fits and helps, or what makes room for slots. `cache`: the share
+    of the KV cache in use. More slots, whose requests need more of it, do not help once it is `FULL`."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
     why_not = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), sim.workload, trained)
-    more = not why_not and (help_ is None or help_(max_loras=slots))
+    full = cache * sim.kv_cache_tokens > FULL * _room(sim, slots, sim.max_lora_rank)
+    more = not why_not and not full and (help_ is None or help_(max_loras=slots))
     parts = f"max_loras {slots}" if more else "", _smaller_slots(sim)
     return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
 

@@ -8,7 +8,7 @@ import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.job import FineTuning
-from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, limit_of, thrashes
+from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, _more_slots, limit_of, thrashes
 from packer.twin.override import with_engine
 from packer.twin.run import Run
 
@@ -28,6 +28,8 @@ def test_slots_limit_many_adapters_in_few_of_them() -> None:
     assert found.usage == "2 of 2 in use"
     assert found.advice == "max_loras 3"
     assert run(fleet, 3).mean_ttft_ms < tight.mean_ttft_ms
+    assert _more_slots(tight, 0.9, lambda **_: True) == "fewer adapters per GPU", "the KV cache is full"
+    assert _more_slots(tight, 0.5, lambda **_: False) == "fewer adapters per GPU", "more slots are known not to help"
 
 
 def test_long_requests_use_up_the_cache() -> None:
