@@ -198,9 +198,12 @@ def setting_helps(sim: Run, max_loras: int | None = None, **engine: int) -> bool
         again = _changed(sim, with_engine(sim.profile, **engine), max_loras or sim.max_loras)
     except ValidationError:
         return False
-    if again.status != "ok" or again.served_share < sim.served_share - CHANCE:
+    served = again.served_share - sim.served_share
+    if sim.closed_loop:  # which sends as much as the server answers
+        served = again.total_token_throughput / max(sim.total_token_throughput, 1e-9) - 1.0
+    if again.status != "ok" or served < -CHANCE:
         return False
-    return again.served_share > sim.served_share + CHANCE or again.slo_used < (1.0 - LESS) * sim.slo_used
+    return served > CHANCE or again.slo_used < (1.0 - LESS) * sim.slo_used
 
 
 def _changed(sim: Run, profile: Profile, slots: int) -> Run:

@@ -244,3 +244,16 @@ def test_more_sequences_are_advised_only_if_they_help(
     assert cause is not None
     assert (cause.name, helps) == ("batch", rate == 0.07)
     assert cause.advice == ("max_num_seqs 64" if helps else "fewer requests per GPU")
+
+
+def test_more_slots_help_a_closed_loop_that_gets_more_answers(server: Profile) -> None:
+    """A closed loop sends as much as the server answers: slots help it if they serve more tokens, although the adapter
+    that waits longest waits about as long."""
+    busy = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(20)])
+    now, more = (simulate(busy, server, max_loras=each, concurrency=256, duration_s=600.0) for each in (8, 12))
+    assert more.total_token_throughput > 1.1 * now.total_token_throughput
+    assert (now.served_share, more.served_share) == (1.0, 1.0)
+    assert more.slo_used > 0.9 * now.slo_used
+    cause = verdict_of_all([now]).cause
+    assert cause is not None
+    assert (cause.name, cause.advice) == ("slots", "max_loras 12")
