@@ -148,4 +148,5 @@ def test_large_objects_print_in_a_line() -> None:
     plan = small_plan()
     assert repr(FLEET) == "<Workload 'workload': 1,000 adapters, 100 req/s, poisson>"
     assert repr(SERVER) == f"<Profile {SERVER.name}>"
-    assert repr(plan) == "<Plan of 'workload' for gpus, optimal: GPUs: 1, solver: greedy>"
+    said = "1 × H100 64GB (Llama-3.1-8B-Instruct, vLLM 0.8.5; lengths assumed): the load is served."
+    assert repr(plan) == f"<Plan of 'workload' for gpus, optimal: {said}>"
