@@ -32,9 +32,6 @@ _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first num
 _MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?Z?$")  # Data frames write midnight for a day.
 UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
 """What web servers, databases and data frames write for a value that they do not have."""
-NO_LORA = frozenset(("0", "0.0"))
-"""Ids that no adapter has: vLLM's begin with 1, and 0 says that a request is to the base model (vllm/lora/request.py,
-`LoRARequest`; vllm/v1/worker/gpu_input_batch.py, `InputBatch.add_request`)."""
 DURATIONS = ("msec",)  # Columns of times in which some logs have durations: only times since 1970 count there.
 WRAPPERS = frozenset(
     ("_source", "attributes", "jsonpayload", "content", "result", "line", "log", "message", "_raw", "body")
@@ -268,14 +265,7 @@ def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, me
     """The request of a row, or why it is left out: "other", "skipped" or "failed"; `met`: see `Fields.unmet`."""
     cells = row.cells
     known = {
-        name: [
-            key
-            for key in keys
-            if key in cells
-            and not row.is_blank(key)
-            and str(cells[key]) not in UNKNOWN
-            and not (key == "lora_id" and str(cells[key]) in NO_LORA)
-        ]
+        name: [key for key in keys if key in cells and not row.is_blank(key) and str(cells[key]) not in UNKNOWN]
         for name, keys in wanted.items()
     }
     where = {name: next(iter(keys), None) for name, keys in known.items()}

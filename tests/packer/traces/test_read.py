@@ -349,9 +349,10 @@ def test_a_last_row_of_a_table_is_no_half_object(tmp_path: Path) -> None:
     assert len(read_trace(path)) == 2
 
 
-def test_the_lora_id_of_the_base_model_names_no_adapter(tmp_path: Path) -> None:
-    """vLLM gives adapters ids from 1 on, and requests to the base model 0, which is no adapter of the fleet."""
+def test_requests_to_the_lora_id_0_are_not_left_out(tmp_path: Path) -> None:
+    """Some traces count adapters from 0; vLLM gives 0 to requests to the base model, which `--base 0` says. Left out,
+    the load of either would be missing."""
     entries = [{"time": k, "prompt_tokens": 9, "completion_tokens": 3, "lora_id": k % 3} for k in range(6)]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, entries)))
     log = read_trace(tmp_path / "x.jsonl")
-    assert (sorted(log.names), len(log), log.other) == (["1", "2"], 4, 2)
+    assert (sorted(log.names), len(log), log.other) == (["0", "1", "2"], 6, 0)
