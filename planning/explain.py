@@ -30,7 +30,7 @@ from packer.planning.shortfall import (
     weaker_goals,
     weaker_words,
 )
-from packer.planning.unkept import apart_words, cannot_words, more_parts, not_found_words, unreachable_words
+from packer.planning.unkept import NEAR, apart_words, cannot_words, more_parts, not_found_words, unreachable_words
 from packer.room import Room, holding
 from packer.solvers.candidates import beyond_measured
 from packer.words import counted, listed, money
@@ -39,7 +39,6 @@ REPLAYED = (
     "Requests are replayed as they were: no rate is raised, and there is no other hour. packer workload from-log "
     "without --replay measures rates and bursts, of which other hours can be drawn"
 )
-NEAR = 0.8  # If an idle server uses this share of the limits, chance breaks them with any number of servers.
 HARDLY_MORE = 0.05  # Share of the adapters that may break a goal in addition to those that break it in every plan.
 BEYOND = 64  # How many GPUs more than those at hand are tried, to say how many would suffice.
 TRADED = 0.05  # Share of the requests within limits from which on a plan says that it gave them up.

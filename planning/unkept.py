@@ -27,7 +27,7 @@ def apart_words(job: Frontier, plan: Plan, late: Sequence[int], max_gpus: int | 
     names = listed(job.workload.names[i] for i in late)
     own = [k + job.before for k, item in enumerate(plan.bins) if set(item.adapters) <= set(late)]
     kept = job.kept.breaking(plan.bins) <= len(late)
-    rest = "" if not kept else " All others keep it." if not job.spare else ""
+    rest = " All others keep it." if kept else ""
     if job.spare:
         rest = " The loss of a GPU is judged for the servers of the others alone."
     elif max_gpus is not None and not job.over() and not (kept and plan.evaluations.feasible.all()):

@@ -327,7 +327,7 @@ class Growth:
 
     def _room(
         self, slo: float | None, queue: float | None, starvation: float | None,
-        help_: Callable[[int], bool] | None = None,
+        help_: Callable[..., bool] | None = None,
     ) -> Room:  # fmt: skip
         """Return the room with what limits the server first; `help_`: see `limit_of`."""
         level, sim = self._broken

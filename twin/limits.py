@@ -71,8 +71,10 @@ def limit_of(sim: Run, help_: Callable[..., bool] | None = None) -> Limit:
     if found.name in ("slots", "loading"):
         (cache,) = (each.pressure for each in limits if each.name == "KV cache")
         found = found._replace(advice=_more_slots(sim, cache, help_))
-    elif found.name == "batch" and help_ is not None and not help_(max_num_seqs=2 * sim.profile.engine.max_num_seqs):
-        found = found._replace(advice="fewer requests per GPU")
+    elif found.name == "batch":
+        more = 2 * sim.profile.engine.max_num_seqs
+        helps = help_ is None or help_(max_num_seqs=more)
+        found = found._replace(advice=f"max_num_seqs {more}" if helps else "fewer requests per GPU")
     if found.pressure >= USED_UP or not sim.completed:
         return found
     waiting = sim.raw.timeline["waiting"] / sim.timeline_bin_s
@@ -127,6 +129,7 @@ def _of_first_uses(sim: Run, sent_s: FloatArray, waits_ms: FloatArray) -> bool:
 
 
 def _limits(sim: Run) -> list[Limit]:
+    """The resources; the advice for slots, loads and the batch, which may be simulated, is left to `limit_of`."""
     engine, raw = sim.profile.engine, sim.raw
     if sim.status != "ok":
         return [Limit("memory", 1.0, sim.status_reason, _smaller_slots(sim) or "fewer or smaller slots")]
@@ -142,10 +145,7 @@ def _limits(sim: Run) -> list[Limit]:
     itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
     found = [
         Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
-        Limit(
-            "batch", running / engine.server_seqs, f"{running:.0f} of {engine.server_seqs} requests run",
-            f"max_num_seqs {2 * engine.max_num_seqs}",
-        ),
+        Limit("batch", running / engine.server_seqs, f"{running:.0f} of {engine.server_seqs} requests run", ""),
         Limit(
             "prefill", tokens / engine.server_tokens,
             f"{tokens:,.0f} of {engine.server_tokens:,} tokens a step",

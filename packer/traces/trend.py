@@ -97,13 +97,13 @@ def flattened(trace: Trace, window_s: float) -> Trace:
     if len(load) != CELLS:
         return trace
     time_s, found = trace.time_s.copy(), dict[float, tuple[float, ...]]()
+    inner_s = (last_s - first_s) * np.linspace(0.0, 1.0, CELLS + 1)
     for start_s in starts_s.tolist():
-        edges = start_s + (last_s - first_s) * np.linspace(0.0, 1.0, CELLS + 1)
-        counts = np.diff(np.searchsorted(trace.time_s, edges)).astype(np.float64)
+        counts = np.diff(np.searchsorted(trace.time_s, start_s + inner_s)).astype(np.float64)
         found[start_s] = tuple(each * counts.sum() for each in _steps(counts, counts.sum()))
     for start_s, steps in found.items():
         if steps and max(steps) <= max(found[first_s], default=0.0):
-            edges = start_s + (last_s - first_s) * np.linspace(0.0, 1.0, CELLS + 1)
+            edges = start_s + inner_s
             passed = np.concatenate([[0.0], np.cumsum(steps)]) * ((last_s - first_s) / sum(steps))
             inside = slice(*np.searchsorted(time_s, edges[[0, -1]]))
             time_s[inside] = np.interp(trace.time_s[inside], edges, start_s + passed)
