@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ MOST_AHEAD = 32  # Most hours that are begun, or kept, before they are asked for
 FRESH_HOURS = 3  # Further hours in which servers that may break their limits by chance are simulated.
 MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
 SLO = {"slo_used": 1.0}  # The limits of adapters (`Workload.slo`) as the limit of a figure.
+UNCHECKED: Callable[..., Run] = inspect.unwrap(simulate)
+"""Without the checks of the types of arguments, which take 0.25 ms of the 8 ms of a server's hour."""
 
 
 Job = tuple[Bin, Workload, int]  # A server, the fleet, and the seed of an hour.
@@ -345,7 +348,7 @@ def _key(job: Job) -> Any:
 
 def _run(item: Bin, workload: Workload, seed: int, watch: Watch | None = None) -> Run:
     long_s = parts_s(item, workload)
-    return simulate(workload, item.profile, **asdict(item.settings), seed=seed, watch=watch, duration_s=long_s)
+    return UNCHECKED(workload, item.profile, **asdict(item.settings), seed=seed, watch=watch, duration_s=long_s)
 
 
 def of_hours(known: Evaluations, found: Sequence[ServerHour]) -> Evaluations:
