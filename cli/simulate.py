@@ -45,7 +45,8 @@ class RunOptions:
         --max-concurrency. The rates only say how often each adapter is chosen.
     paced: With --concurrency: requests come at the fleet's rates, and wait at the client for a place before their TTFT
         begins.
-    scrape_interval_s: Time between scrapes of /metrics, which stop the API server. [default: the profile's, or none]
+    scrape_interval_s: Time between scrapes of /metrics/, which stop the API server; those of /metrics, without the last
+        slash, cost less. [default: the profile's, or none]
     tuning: Train beside the requests by this policy, as in llmstation:slo_decode_ms=45. [default: the job's]
     """
 
