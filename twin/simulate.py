@@ -58,8 +58,8 @@ def simulate(
     wait is not part of latencies; those that wait at the end are `Run.held_back`.
     `timeline_bin_s`: resolution of the timeline.
     `mean_state`: also sum up the state that tokens see, `raw.means`, for calibration (`engine.charge.add_means`).
-    `scrape_interval_s`: time between scrapes of /metrics/, which stop the front end; those of /metrics, without the last
-    slash, cost less. None takes the profile's (`frontend.scrape_interval_s`), by default no scrapes at all.
+    `scrape_interval_s`: time between scrapes of /metrics/, which stop the front end; those of /metrics, without the
+    last slash, cost less. None takes the profile's (`frontend.scrape_interval_s`), by default no scrapes at all.
     `tuning`: policy by which training shares the server, as in "llmstation:slo_decode_ms=45"; "none": the server does
     not train; None: the policy of the workload's job, if any. A workload without a job gets one of the default kind.
     `slo`: the goal of the service-level figures: a `packer.Goal`, its text ("p95_ttft_ms=500", which changes the
