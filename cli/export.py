@@ -124,6 +124,9 @@ def _say(plan: Plan, target: Exported, out: Writing) -> None:
     if plan.status is Status.INFEASIBLE:
         said = plan.decision or "\n".join(plan.reasons) or "it breaks its goal"
         out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
+    if dead := [k for k, each in enumerate(plan.evaluations) if each.memory_error]:
+        starts = "do not start" if dead[1:] else "does not start"
+        out.note(f"{plural(len(dead), 'server')} {listed(dead)} {starts}: no memory for so many slots of that rank")
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}
     if split and kind.by_load:

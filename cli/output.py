@@ -167,7 +167,8 @@ def figures(row: object, names: Iterable[str]) -> list[str]:
     return [number(None if row is None else getattr(row, name), FIGURES[name].digits) for name in names]
 
 
-def _json(data: Any, *, ascii_only: bool = False) -> str:
+def json_text(data: Any, *, ascii_only: bool = False) -> str:
+    """Data as JSON on several lines."""
     import json
 
     from packer.io.documents import jsonable
@@ -178,7 +179,7 @@ def _json(data: Any, *, ascii_only: bool = False) -> str:
 def print_json(data: Any) -> None:
     """Print data as JSON to standard output."""
     utf_8 = (results().encoding or "").lower().replace("-", "") == "utf8"
-    click.echo(plain_json(_json(data, ascii_only=not utf_8)), file=results())
+    click.echo(plain_json(json_text(data, ascii_only=not utf_8)), file=results())
 
 
 def write_json(data: Any, path: str | None) -> None:
@@ -186,7 +187,7 @@ def write_json(data: Any, path: str | None) -> None:
     from packer.io.files import write_text
 
     if path is not None:
-        write_text(path, _json(data) + "\n")
+        write_text(path, json_text(data) + "\n")
 
 
 def write_frame(frame: pl.DataFrame | None, path: str | None) -> None:

@@ -14,10 +14,10 @@ from packer.cli.cluster import refuse_without
 from packer.cli.declare import bundle, command, flag, option, pairs, values
 from packer.cli.kinds import KindArguments
 from packer.cli.options import FleetFile, Writing, common
-from packer.cli.output import Table, write_json
+from packer.cli.output import Table, json_text
 from packer.cli.plan_table import default_words
 from packer.errors import IncompatibleError
-from packer.io.files import write_all, write_text
+from packer.io.files import write_all
 from packer.times import DAY_S, HOUR_S
 from packer.words import counted, money, number
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from packer.operate.day import Schedule
+    from packer.operate.day import Period, Schedule
 
 
 Trends = dict[str, tuple[float, ...]]
@@ -119,8 +119,8 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     """
     from packer.export.formats import export_plan
     from packer.export.keda import check_day, scaled_objects
-    from packer.export.servers import Options
-    from packer.io.plans import write_plan
+    from packer.export.servers import Options, address_of
+    from packer.io.plans import plan_text
 
     static_path, servers_path, keda_path, routes_path = map(results.files.get, PARTS)
     refuse_without("--keda", () if keda_path else ("timezone",))
@@ -129,12 +129,12 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     refuse_without("--keda or --routes", () if keda_path or routes_path else ("prefix",))
     files = (static_path, servers_path, keda_path, results.output)
     out.check(*files)
+    former = set[str]() if routes_path is None else _former(routes_path)
     if routes_path is not None:
-        there = os.listdir(routes_path) if os.path.isdir(routes_path) else ()
-        former = {os.path.join(routes_path, each) for each in there if _TABLE.fullmatch(each)}
         out.check(_first_made(Path(routes_path, "0000-routing.json")), *sorted(former))
     prefix, timezone = results.names.get("prefix", "gpu"), results.names.get("timezone", "UTC")
     where = Options(prefix=prefix, address=results.names.get("address"))
+    address_of(0, where)
     fleet = file.fleet().held_to(hours.slo)
     kinds = servers.kinds(int(fleet.ranks.max()))
     out.note_profiles(*(kind.profile for kind in kinds))
@@ -148,32 +148,36 @@ def schedule(file: FleetFile, servers: KindArguments, hours: DayOptions, results
     data = found.to_dict()
     if results.replay:
         data["replay"] = _replayed(found, rates, period_s, trends, hours.seed)
+    texts = {} if results.output is None else {results.output: json_text(data) + "\n"}
     if static_path is not None:
-        write_plan(found.static, static_path, force=out.force)
+        texts[static_path] = plan_text(found.static)
     if servers_path is not None:
-        write_plan(found.deployed, servers_path, force=out.force)
+        texts[servers_path] = plan_text(found.deployed)
     if keda_path is not None:
         names = {f"{prefix}-{k}": found.running(k) for k in range(len(found.servers))}
         times: dict[str, Any] = {"day_s": day_s, "startup_s": found.startup_s}
-        text = scaled_objects(names, **times, timezone=timezone)
-        write_text(keda_path, text, force=out.force)
+        texts[keda_path] = scaled_objects(names, **times, timezone=timezone)
     if routes_path is not None:
-        tables = {}
         for each in found.periods:
             begin_s = each.start_s % DAY_S if day_s <= DAY_S else each.start_s
             begin = f"{int(begin_s // 3600):02d}{int(begin_s // 60) % 60:02d}"
             for name, text in export_plan(each.plan, "routing", where, numbers=each.servers).items():
-                tables[os.path.join(routes_path, f"{begin}-{name}")] = text
-        write_all(tables, force=out.force)
-        for path in sorted(former - tables.keys()):
-            os.unlink(path)
-            out.note(f"removed {path}, of a former schedule")
-    write_json(data, results.output)
+                texts[os.path.join(routes_path, f"{begin}-{name}")] = text
+    write_all(texts, force=out.force)
+    for path in sorted(former - texts.keys()):
+        os.unlink(path)
+        out.note(f"removed {path}, of a former schedule")
     by_default = not (servers.profile_names or servers.gpu_names)
     out.result(data, lambda: _lines(found, data, fleet.slo, by_default=by_default))
     for path in filter(None, (*files, routes_path)):
         out.note(f"wrote {path}")
     return 0
+
+
+def _former(folder: str) -> set[str]:
+    """The routing tables of a former schedule in a folder."""
+    there = os.listdir(folder) if os.path.isdir(folder) else ()
+    return {os.path.join(folder, each) for each in there if _TABLE.fullmatch(each)}
 
 
 def _first_made(path: Path) -> str:
@@ -196,27 +200,34 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
     """The schedule as text and tables. `by_default`: the profile is the default."""
     from packer.solvers.candidates import ignored_words
 
-    rows = []
-    for each in found.periods:
-        names = " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
-        rows.append((names, each.gpus, ", ".join(map(str, each.servers)), len(each.moved)))
+    rows = [(_when(each), each.gpus, ", ".join(map(str, each.servers)), len(each.moved)) for each in found.periods]
+    several = len({item.profile for item in found.servers}) > 1
     servers = []
     for k, item in enumerate(found.servers):
         hours = sum(end_s - start_s for start_s, end_s in found.running(k)) / 3600
-        servers.append((k, item.max_loras, item.max_lora_rank, len(item.adapters), round(hours, 1)))
-    fewest = min(each.gpus for each in found.periods)
-    run = "all of them run all day" if fewest == found.static.n_gpus else f"the quietest takes {fewest}"
+        kind = [item.profile.name] if several else []
+        servers.append((k, *kind, item.max_loras, item.max_lora_rank, len(item.adapters), round(hours, 1)))
+    columns = ("server", *(["profile"] if several else []), "max_loras", "max_lora_rank", "adapters")
+    fewest, most = min(each.gpus for each in found.periods), found.static.n_gpus
+    always = "it runs all the time" if most == 1 else "all of them run all the time"
+    run = always if fewest == most else f"the quietest takes {fewest}"
     hours = (found.periods[-1].end_s - found.periods[0].start_s) / 3600.0
     span = "a day" if hours == 24.0 else f"in {hours:.3g} h"
+    takes = f"{number(found.gpu_hours, 1)} GPU-hours{_price(found.price)} {span}"
+    if len(found.periods) == 1 and found.gpu_hours == found.static_gpu_hours:
+        total = f"{takes} on the static plan: fewer servers in quiet periods save nothing, starts and moves counted."
+    else:
+        total = (
+            f"{takes} with {counted(len(found.starts()), 'start')} and {counted(found.moves, 'move')}, "
+            f"at most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(most, 'GPU')} "
+            f"takes {number(found.static_gpu_hours, 1)}{_price(found.static_price)}, {100.0 * found.regret:.0f} % more."
+        )
     lines: list[Table | str] = [
         f"{found.static.decision.removesuffix('.')}; {run}.",
         *([default_words(found.static)] if by_default else []),
         Table("Schedule", ("periods", "GPUs", "servers", "adapters moved"), rows),
-        Table("Servers", ("server", "max_loras", "max_lora_rank", "adapters", f"hours {span}"), servers),
-        f"{number(found.gpu_hours, 1)} GPU-hours{_price(found.price)} {span} with "
-        f"{counted(len(found.starts()), 'start')} and {counted(found.moves, 'move')}, "
-        f"at most {counted(found.most_gpus, 'GPU')} at once; the static plan of {counted(found.static.n_gpus, 'GPU')} "
-        f"takes {number(found.static_gpu_hours, 1)}{_price(found.static_price)}, {100.0 * found.regret:.0f} % more.",
+        Table("Servers", (*columns, f"hours {span}"), servers, left=(0, 1) if several else (0,)),
+        total,
         f"The goal: {slo}.",
         *(f"{each}." for each in ignored_words(found.static.workload, [item.profile for item in found.servers])),
     ]
@@ -225,6 +236,16 @@ def _lines(found: Schedule, data: dict[str, Any], slo: packer.Goal, *, by_defaul
         said = f"Replayed, {name}: {row['requests']:,} requests, TTFT p95 {p95},"
         lines.append(f"{said} {100.0 * row['within_slo']:.1f} % within their limits.")
     return lines
+
+
+def _when(each: Period) -> str:
+    """A period by the times of day at which it begins and ends, if such a time names it; else by its names."""
+    from packer.traces.pattern import clock
+
+    begin, end = clock(each.start_s), clock(each.end_s)
+    if each.names[0] == begin:
+        return f"{begin}–{'24:00' if end == '00:00' else end}"
+    return " … ".join(dict.fromkeys((each.names[0], each.names[-1])))
 
 
 def _price(price: float | None) -> str:

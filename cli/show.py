@@ -86,5 +86,6 @@ def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], lis
         ]
         rows = [[", ".join(map(str, cell)) or "none" for cell in row] for row in shown]
         columns = ("adapter", "from old server", "to new server")
-        lines.append(Table("Adapters that move", columns, rows, left=(0, 1, 2)))
+        first = f", the first {MOST_MOVES} of {len(moved):,}" if len(moved) > MOST_MOVES else ""
+        lines.append(Table(f"Adapters that move{first}", columns, rows, left=(0, 1, 2)))
     return data, lines

@@ -162,6 +162,7 @@ class Schedule:
                     "servers": [
                         {
                             "server": k,
+                            "profile": item.profile.name,
                             "max_loras": item.max_loras,
                             "max_lora_rank": item.max_lora_rank,
                             "adapters": [each.plan.workload.names[i] for i in item.adapters],

@@ -200,8 +200,10 @@ def _groups(
 
 
 def _none_holds(plan: Plan) -> InfeasibleError:
-    reasons = re.sub(r"--gpus \d+, or ", "", " ".join(plan.reasons[:3]))  # an option of `packer solve` alone
-    return InfeasibleError(f"No plan holds in every period: {reasons}")
+    why = [each for each in plan.reasons if not each.startswith("server ")] or plan.reasons  # numbers of no use here
+    reasons = ". ".join(each.rstrip(".") for each in why[:3])
+    reasons = re.sub(r"--gpus \d+, or ", "", reasons)  # an option of `packer solve` alone
+    return InfeasibleError(f"No plan holds in every period: {reasons}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,7 +178,7 @@ def _check_engine(plan: Plan, format_name: str) -> None:
             raise IncompatibleError(f"{rule} as {shown(item.profile.name)} is: each rank is a replica there. {remedy}.")
         if engine != wanted:
             fitting = [name for name, kind in FORMATS.items() if kind.engine == engine]
-            remedy = f"Use --format {' or '.join(fitting)}" if fitting else "Only routing can be exported"
+            remedy = f"Formats for it: {', '.join(fitting)}" if fitting else "Only routing can be exported"
             rule = f"Expected a plan for {wanted}, which --format {format_name} starts, got one whose profile"
             raise IncompatibleError(f"{rule} {shown(item.profile.name)} describes {shown(engine)}. {remedy}.")
 

@@ -236,7 +236,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     release = _VERSION.fullmatch(profile.engine.version)
     tag = f"v{release[1]}{release[2] or '.0'}" if release else "latest"  # images of 0.11 are tagged v0.11.0
     return ExportedServer(
-        index, f"{options.prefix}-{index}", options.port, _address(index, options), model,
+        index, f"{options.prefix}-{index}", options.port, address_of(index, options), model,
         options.image or f"vllm/vllm-openai:{tag}", item, plan.workload.n_loras, modules, plain,
         node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
     )  # fmt: skip
@@ -251,7 +251,8 @@ def host_port(index: int, options: Options) -> int:
     return port
 
 
-def _address(index: int, options: Options) -> str:
+def address_of(index: int, options: Options) -> str:
+    """Address at which routers reach a server; raises `ValidationError`."""
     address = options.address if options.address is not None else f"{{name}}:{options.port}"
     if "{port}" in address:
         address = address.replace("{port}", str(host_port(index, options)))

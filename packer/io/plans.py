@@ -196,10 +196,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     return {**jsonable(data), "profiles": profiles, "workload": workload_to_dict(plan.workload)}
 
 
+def plan_text(plan: Plan) -> str:
+    """A plan as the text of its file."""
+    return json.dumps(plan_to_dict(plan), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_plan(plan: Plan, path: str | os.PathLike[str], *, force: bool = False) -> None:
     """Write a plan as JSON, atomically; an existing file needs `force`."""
-    text = json.dumps(plan_to_dict(plan), indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n", force=force)
+    write_text(path, plan_text(plan), force=force)
 
 
 @reader

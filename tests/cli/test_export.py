@@ -199,7 +199,7 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
         (["--format", "helm", *CLAIM, "--adapters-dir", "/a", "--sources", "hf.yaml"], "lie below /a/"),
         (["--format", "aibrix", *CLAIM, "--model", "meta-llama/Llama-3.1-8B"], "give --token-secret"),
         (["--format", "aibrix", *CLAIM, "--stack-version", "0.4"], "AIBrix 0.5 to 0.8.*got AIBrix 0.4"),
-        (["--format", "sglang"], "plan for sglang.*describes 'vllm'.*--format vllm or compose or k8s"),
+        (["--format", "sglang"], "plan for sglang.*describes 'vllm'.*Formats for it: vllm, compose, k8s"),
         (["--format", "ray"], "s3:// or gs:// with the adapter's name at its end"),
         (["--format", "kserve", *CLAIM], "KServe's start script keeps.*got 'c; rm -rf /'"),
         (["--prefix", "0gpu"], "start with a small letter, got '0gpu'"),
@@ -256,6 +256,20 @@ def test_requests_to_the_base_model_go_to_all_servers_of_a_stack(
     words = ["--adapters-claim", "adapters", "--token-secret", "hf"]
     assert run(["export", str(tmp_path / "plan.json"), "--format", "dynamo", *words]) == 0
     assert ("base model to all of its servers; planned: server 1" in capsys.readouterr().err) is told
+
+
+def test_servers_that_do_not_start_are_named(toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture) -> None:
+    """Of a plan that was edited, the goal that it breaks does not say which server has too many slots to start."""
+    path = tmp_path / "plan.json"
+    toy_plan(("a", "b"), gpus=2).save(path)
+    for server, said in ((0, "server 0 does not start"), (1, "servers 0, 1 do not start")):
+        edited = json.loads(path.read_text())
+        edited["gpus"][server]["max_loras"] = 20_000
+        path.write_text(json.dumps(edited))
+        assert run(["evaluate", str(path), "--rewrite"]) == 3
+        assert "not start" not in capsys.readouterr().err
+        assert run(["export", str(path)]) == 0
+        assert f"{said}: no memory for so many slots of that rank" in capsys.readouterr().err
 
 
 def test_a_plan_that_breaks_its_goal_is_exported_with_a_word(plan_path: str, tmp_path: Path, capsys: Capture) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from packer.cli import run
 from packer.io.plans import load_plan
+from packer.io.recognise import kind_of
 from packer.words import counted
 
 
@@ -29,6 +30,7 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0", "--price", "3"]
     files = ["--static", "plan.json", "--servers", "servers.json", "--keda", "keda.yaml"]
     assert run([*words, *files, "-o", "schedule.json"]) == 0
+    assert kind_of("schedule.json") == "schedule"
     out = capsys.readouterr().out
     found = json.loads(Path("schedule.json").read_text())
     assert found["gpu_hours"] < found["static_gpu_hours"]
@@ -50,6 +52,7 @@ def test_a_day_becomes_a_schedule(capsys: pytest.CaptureFixture[str]) -> None:
         for server in each["servers"]:
             deployed = servers[server["server"]]
             assert deployed.max_loras == server["max_loras"]
+            assert deployed.profile.name == server["profile"]
             assert deployed.max_lora_rank == server["max_lora_rank"]
     pods = ["--adapters-claim", "adapters", "--token-secret", "hf", "-o", "k8s/"]
     assert run(["export", "servers.json", "--format", "k8s", *pods]) == 0
@@ -132,6 +135,51 @@ def test_routes_of_more_than_a_day_have_names_of_their_own(capsys: pytest.Captur
     assert tables == {"0000", "1200", "3600", "1530"}
     assert not Path("routes/1530-nginx.conf").exists()
     assert "removed routes/1530-nginx.conf" in capsys.readouterr().err
+
+
+def test_all_files_are_written_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    """An address that two servers would share is known with the servers, before any file is written; one that is no
+    address before the work."""
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--period", "21600", "--margin", "0", "--static", "a.json"]
+    words += ["--servers", "b.json", "--keda", "keda.yaml", "--routes", "routes", "-o", "c.json"]
+    before = {path.name for path in Path().iterdir()}
+    assert run([*words, "--address", "host:80"]) == 2
+    assert "servers differ, got 'host:80'" in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in Path().iterdir()} == before
+    assert run([*words[:3], "none.csv", *words[4:], "--address", "host"]) == 2
+    assert "Expected an address like {name}:8000" in " ".join(capsys.readouterr().err.split())
+
+
+def test_periods_are_shown_from_begin_to_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """A period that a time of day names is shown up to the time at which it ends, others by their first and last name;
+    a day on the servers of the static plan says that fewer would save nothing."""
+    words = ["schedule", "fleet.csv", "--rates", "day.csv", "--margin", "0"]
+    assert run([*words, "--period", "21600"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in ("night", "morning … noon", "evening"))
+    day = Path("day.csv").read_text()
+    Path("day.csv").write_text(day.replace("night,morning,noon,evening", "00:00,06:00,12:00,18:00"))
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {span} " in out for span in ("00:00–06:00", "06:00–18:00", "18:00–24:00"))
+    assert run([*words, "--slo", "none", "--startup", "86400"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "00:00–24:00" in out
+    assert "GPU-hours a day on the static plan: fewer servers in quiet periods save nothing" in out
+
+
+def test_servers_of_two_models_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each server is shown with its profile if there are several."""
+    names = {"m": "h100-64gb/llama-3.1-8b-instruct", "n": "h100-64gb/qwen-2.5-7b-instruct"}
+    models = {"m": "Llama-3.1-8B-Instruct", "n": "Qwen2.5-7B-Instruct"}
+    Path("two.csv").write_text("adapter,rank,rate,model\n" + "".join(f"{k},8,1,{each}\n" for k, each in models.items()))
+    Path("hours.csv").write_text("adapter,one,two\nm,1,1\nn,1,1\n")
+    kinds = [word for name in names.values() for word in ("--profile", name)]
+    assert run(["schedule", "two.csv", "--rates", "hours.csv", *kinds]) == 0
+    out = capsys.readouterr().out
+    assert [name for line in out.splitlines() for name in names.values() if line.split()[1:2] == [name]] == [
+        *names.values()
+    ]
 
 
 def test_a_folder_is_made_when_its_tables_are_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -270,5 +318,6 @@ def test_a_day_without_a_plan_could_not_be_done(capsys: pytest.CaptureFixture[st
     assert run(words) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "No plan holds in every period" in said
+    assert "server 0" not in said
     assert "--available" in said
     assert "--gpus" not in said

@@ -107,6 +107,16 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
 
 
+def test_a_part_of_the_moves_says_so(
+    plans: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of adapters that move has a few of them; its title says how many there are, and nothing if all are."""
+    for most, title in ((2, "Adapters that move\n"), (1, "Adapters that move, the first 1 of 2\n")):
+        monkeypatch.setattr("packer.cli.show.MOST_MOVES", most)
+        assert run(["show", plans[0], "--diff", plans[1]]) == 0
+        assert title in capsys.readouterr().out
+
+
 def test_a_server_with_another_number_is_shown_with_both(
     plans: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
