@@ -12,8 +12,7 @@ from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.moves import aligned, as_running, match, most_copies, moved, moves_of
 from packer.objectives.base import Objective
-from packer.placement import check_placement
-from packer.plan import Plan
+from packer.plan import Plan, check_placement
 from packer.profile import Profile
 from packer.solvers.base import MAX_ADAPTERS_PER_GPU, Problem, Solution
 from packer.solvers.greedy.solver import Greedy

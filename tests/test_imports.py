@@ -9,7 +9,7 @@ from typing import Any
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engine_spec", "engines",
     "errors", "evaluation", "failover", "fingerprint", "gamma", "goal", "gpu", "job", "kv_shape", "lengths", "memo",
-    "moves", "placement", "plan", "profile", "progress", "public", "registry", "room", "search", "seeds", "sessions",
+    "moves", "plan", "profile", "progress", "public", "registry", "room", "search", "seeds", "sessions",
     "settings", "speculation", "strategies", "terms", "times", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}

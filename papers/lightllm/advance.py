@@ -12,7 +12,7 @@ import math
 
 from numba import njit
 
-from packer.papers.accept import leave_queue
+from packer.papers.state import leave_queue
 from packer.papers.cache.kernel import enter_batch, leave_batch, make_room, put, tidy
 from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
 from packer.papers.lightllm.queue import insert, peak, remove

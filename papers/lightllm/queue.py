@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from packer.papers.accept import accept, leave_queue
+from packer.papers.state import accept, leave_queue
 from packer.papers.cache.kernel import end_load, start_load
 from packer.papers.cache.loading import ASYNC
 from packer.papers.state import CellState
