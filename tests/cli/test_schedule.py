@@ -168,8 +168,11 @@ def test_periods_are_shown_from_begin_to_end(capsys: pytest.CaptureFixture[str])
     assert "GPU-hours a day on the static plan: fewer servers in quiet periods save nothing" in out
 
 
-def test_servers_of_two_models_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_of_two_models_are_told_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each server is shown with its profile if there are several."""
+    monkeypatch.setenv("COLUMNS", "160")
     names = {"m": "h100-64gb/llama-3.1-8b-instruct", "n": "h100-64gb/qwen-2.5-7b-instruct"}
     models = {"m": "Llama-3.1-8B-Instruct", "n": "Qwen2.5-7B-Instruct"}
     Path("two.csv").write_text("adapter,rank,rate,model\n" + "".join(f"{k},8,1,{each}\n" for k, each in models.items()))
