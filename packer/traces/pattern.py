@@ -20,6 +20,8 @@ from packer.traces.trace import Trace
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9  # A window at either end of a trace counts as whole if the trace covers at least this share of it.
+SURE = 3.0  # Standard deviations of its load by which a part of a window is busier than whole windows.
+BRIEF = 1.0 / 12.0  # Share of a window below which a part says little about it: bursts are measured beside rates.
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,9 +108,10 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     """The rates of a trace's adapters in windows: requests / the part of the window that the trace covers.
 
     A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out,
-    unless that part alone has more load than each whole window: it is then taken for half of the window at least. But
-    if both are partial windows at the same time of day, they are merged into one. A trace without requests in whole
-    windows is treated as one window.
+    unless its rate, over half of the window at least, is surely higher (`SURE`) than that of each whole window, and its
+    load than that of the same part of each: else traffic that grows until a log ends would be missed. The part then has
+    its own rates, over `BRIEF` at least. But if both are partial windows at the same time of day, they are merged into
+    one. A trace without requests in whole windows is treated as one window.
 
     `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
     to end as long after its last one.
@@ -131,7 +134,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
     covered_s -= np.maximum(begins, offset - gap_s / 2)
     requests = np.bincount(adapter, minlength=len(trace.names))
-    tokens = np.bincount(adapter, trace.input_tokens + trace.output_tokens, minlength=len(trace.names)) / requests
+    weights = trace.input_tokens + trace.output_tokens
+    tokens = np.bincount(adapter, weights, minlength=len(trace.names)) / requests
     flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
     table = flat.reshape(count, len(trace.names)).astype(np.float64)
     # The last window begins whole days after the first one.
@@ -140,14 +144,21 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
         table[-1] = 0.0
         covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])
     kept, load = covered_s >= WHOLE_FROM * window_s, table @ tokens
-    most = load.max(initial=0.0, where=kept)
+    most = (load / covered_s).max(initial=0.0, where=kept)
     if most:
-        kept |= load > most
+        least = load - SURE * np.sqrt(np.bincount(window, weights.astype(np.float64) ** 2, minlength=count))
+        busier = ~kept & (least > most * np.maximum(covered_s, window_s / 2))
+        into_s = trace.time_s + offset - window_s * window
+        for k in np.flatnonzero(busier).tolist():  # at the first or the last window
+            same = into_s >= window_s - covered_s[k] if k == 0 else into_s < covered_s[k]
+            busier[k] = least[k] > np.bincount(window[same], weights[same], minlength=count).max(
+                where=kept, initial=0.0
+            )
+        kept |= busier
     else:
         rates = requests[np.newaxis] / (trace.span_s + gap_s)
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
-    # A few busy seconds say little about an hour.
-    rates = table[kept] / np.maximum(covered_s[kept], window_s / 2)[:, np.newaxis]
+    rates = table[kept] / np.maximum(covered_s[kept], BRIEF * window_s)[:, np.newaxis]
     return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=trace.span_s <= window_s)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.times import DAY_S, HOUR_S
-from packer.traces.pattern import rates_of
+from packer.traces.pattern import WHOLE_FROM, rates_of
 from packer.traces.trace import Trace
 
 PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant in each.
@@ -33,13 +33,20 @@ held in the log's hour with 3; with 4 one broke."""
 
 def trend_of(trace: Trace, start_s: float, window_s: float, *, daily: bool = False) -> tuple[float, ...]:
     """The length of a part, s, and the factors of `trend_within`, of a window that begins then: of what the trace
-    covers of it, or with `daily` of the same window of every day. Whole cycles of the factors fill the window, so that
-    a simulated hour has no more than it. () without a trend."""
-    end_s = start_s + window_s
-    if not daily:
-        start_s, end_s = max(start_s, trace.start_s), min(end_s, trace.start_s + trace.span_s)
+    covers of it, or with `daily` of the same window of every day, if the days together cover it. Whole cycles of the
+    factors fill the window, so that a simulated hour has no more than it. () without a trend."""
+    days = range(int(trace.span_s // DAY_S) + 2) if daily else range(1)
+    shown = [_shown(trace, start_s + day * DAY_S, window_s) for day in days]
+    daily = daily and sum(max(0.0, end_s - begin_s) for begin_s, end_s in shown) >= WHOLE_FROM * window_s
+    longest = max(shown, key=lambda times_s: times_s[1] - times_s[0])
+    start_s, end_s = (start_s, start_s + window_s) if daily else longest
     factors = trend_within(trace, start_s, end_s, daily=daily)
     return (window_s / round(window_s / (end_s - start_s)) / len(factors), *factors) if factors else ()
+
+
+def _shown(trace: Trace, start_s: float, window_s: float) -> tuple[float, float]:
+    """Begin and end of what the trace covers of a window, which is nothing if the end is not later."""
+    return max(start_s, trace.start_s), min(start_s + window_s, trace.start_s + trace.span_s)
 
 
 def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = False) -> tuple[float, ...]:
@@ -58,11 +65,13 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
     window_s = end_s - start_s
     if not LEAST_S <= window_s <= HOUR_S:
         return ()
-    begin_s, days = start_s - trace.start_s, range(1)
+    begin_s, days, whole = start_s - trace.start_s, range(1), list[int]()
     if daily:
         begin_s, days = begin_s % DAY_S, range(-1, int(trace.span_s // DAY_S) + 1)
+        cut_s = (1.0 - WHOLE_FROM) * window_s  # a day that shows part of the window would be a step of the mean day
+        whole = [day for day in days if -cut_s <= begin_s + day * DAY_S <= trace.span_s - window_s + cut_s]
     fine, squares = np.zeros(CELLS), 0.0
-    for day in days:
+    for day in whole or days:
         edges = np.searchsorted(trace.time_s, begin_s + day * DAY_S + np.linspace(0.0, window_s, CELLS + 1))
         inside = slice(edges[0], edges[-1])
         tokens = trace.input_tokens[inside] + DECODE * trace.output_tokens[inside]
@@ -85,28 +94,31 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
 def flattened(trace: Trace, window_s: float) -> Trace:
     """The trace with the times at which its requests would come without the steps (`_steps`) inside its windows, which
     start at multiples of their length: a trend beside which bursts are measured. It is the same trace unless its
-    busiest window has a step, and windows whose step is higher keep it, because a plan for the busiest does not."""
+    busiest window has a step. Windows whose step is higher by `LEAST` keep it, because a plan for the busiest does not
+    follow it. A part of a window at the end that has no rates of its own has the steps of the busiest window or none.
+    """
     if window_s > HOUR_S or window_s < LEAST_S:
         return trace
     table = rates_of(trace, window_s)
-    starts_s = np.maximum(table.start_s - trace.start_s, 0.0)
+    windows = [_shown(trace, start_s, window_s) for start_s in table.start_s.tolist()]
+    ends_s = float(table.start_s[-1]) + window_s
+    windows.append((ends_s, ends_s + window_s))
+    windows = [_shown(trace, trace.start_s, trace.span_s)] if table.whole else windows
     busiest = int(table.offered_tok_s.argmax())
-    first_s = float(starts_s[busiest])
-    last_s = trace.span_s if table.whole else first_s + window_s
-    load = trend_within(trace, trace.start_s + first_s, trace.start_s + last_s)
-    if len(load) != CELLS:
+    if len(trend_within(trace, *windows[busiest])) != CELLS:
         return trace
-    time_s, found = trace.time_s.copy(), dict[float, tuple[float, ...]]()
-    inner_s = (last_s - first_s) * np.linspace(0.0, 1.0, CELLS + 1)
-    for start_s in starts_s.tolist():
-        counts = np.diff(np.searchsorted(trace.time_s, start_s + inner_s)).astype(np.float64)
-        found[start_s] = tuple(each * counts.sum() for each in _steps(counts, counts.sum()))
-    for start_s, steps in found.items():
-        if steps and max(steps) <= max(found[first_s], default=0.0):
-            edges = start_s + inner_s
-            passed = np.concatenate([[0.0], np.cumsum(steps)]) * ((last_s - first_s) / sum(steps))
+    time_s, found = trace.time_s.copy(), list[tuple[FloatArray, tuple[float, ...]]]()
+    for begin_s, end_s in windows:
+        edges = np.linspace(begin_s, end_s, CELLS + 1) - trace.start_s
+        counts = np.diff(np.searchsorted(trace.time_s, edges)).astype(np.float64)
+        per_s = counts.sum() / (end_s - begin_s)
+        found.append((edges, tuple(each * per_s for each in _steps(counts, counts.sum()))))
+    most = max(found[busiest][1], default=0.0)
+    for k, (edges, steps) in enumerate(found):
+        if steps and most / LEAST * (k == len(table.rates)) <= max(steps) <= LEAST * most:
+            passed = np.concatenate([[0.0], np.cumsum(steps)]) * ((edges[-1] - edges[0]) / sum(steps))
             inside = slice(*np.searchsorted(time_s, edges[[0, -1]]))
-            time_s[inside] = np.interp(trace.time_s[inside], edges, start_s + passed)
+            time_s[inside] = np.interp(trace.time_s[inside], edges, edges[0] + passed)
     return replace(trace, time_s=time_s)
 
 

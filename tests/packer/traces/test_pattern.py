@@ -174,11 +174,33 @@ def test_a_part_of_a_window_counts_if_it_is_the_busiest(gap_s: float, rates: lis
     assert seen.rates.ravel().tolist() == pytest.approx(rates, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("minutes", "gap_s", "rates"), [(20, 0.2, [1.0, 1.0, 5.0]), (40, 0.7, [1.0, 1.0, 1 / 0.7]), (20, 0.75, [1.0, 1.0])]
+)
+def test_traffic_that_grows_until_a_log_ends_is_planned_for(minutes: int, gap_s: float, rates: list[float]) -> None:
+    """A part with a surely higher rate, over half an hour at least, is an hour with its rate, first or last."""
+    times = np.append(np.arange(0.0, 7200.0), np.arange(7200.0, 7200.0 + 60.0 * minutes, gap_s))
+    seen = rates_of(trace(times.tolist(), [0] * len(times), ("a",)), 3600.0)
+    assert seen.rates.ravel().tolist() == pytest.approx(rates, rel=0.01)
+    back = (times[-1] - times[::-1]).tolist()
+    start_s = 3600.0 * 7 - 60.0 * minutes
+    seen = rates_of(replace(trace(back, [0] * len(times), ("a",)), start_s=start_s), 3600.0)
+    assert seen.rates.ravel().tolist() == pytest.approx(rates[::-1], rel=0.01)
+
+
+def test_a_part_of_an_hour_as_busy_as_in_other_hours_is_left_out() -> None:
+    """Where each hour begins with half an hour of requests, a log that ends after it has no busier hour at its end."""
+    half = np.arange(0.0, 1800.0, 0.5)
+    times = np.concatenate([half, half + 3600.0, half + 7200.0])
+    seen = rates_of(trace(times.tolist(), [0] * len(times), ("a",)), 3600.0)
+    assert seen.rates.ravel().tolist() == pytest.approx([1.0, 1.0], rel=0.01)
+
+
 def test_a_few_busy_seconds_are_no_busy_hour() -> None:
     """A burst at the end of a log is not taken for the load of a whole hour."""
     times = [*np.arange(0.0, 7200.0, 100.0), *np.arange(7200.0, 7210.0, 0.1)]
     seen = rates_of(trace(times, [0] * len(times), ("a",)), 3600.0)
-    assert seen.rates.ravel().tolist() == pytest.approx([0.01, 0.01, 100 / 1800])
+    assert seen.rates.ravel().tolist() == pytest.approx([0.01, 0.01, 100 / 300])
 
 
 def test_the_ends_of_whole_days_are_one_window() -> None:
