@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import AliasChoices, ConfigDict, Field
 
-from packer.adapter import Adapter
+from packer.adapter import Adapter, Sessions
 from packer.arrival import Arrivals, Bursts, RequestTrace, stepped
 from packer.arrival import Kind as ArrivalKind
 from packer.blocks import Blocks
@@ -18,7 +18,6 @@ from packer.goal import Goal, Limits
 from packer.io.schema import FileTable, parse
 from packer.job import FineTuning
 from packer.lengths import Kind, Lengths
-from packer.sessions import Sessions
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 
 _REQUIRED = ("time_s", "adapter", "input_tokens", "output_tokens")
