@@ -12,7 +12,7 @@ from packer.cli.declare import Readers, bundle, pairs, shared_help
 from packer.cli.options import DEFAULT_PROFILE, Output, common, numbers
 
 if TYPE_CHECKING:
-    from packer.engine_spec import SpeculationSpec
+    from packer.speculation import SpeculationSpec
 
 
 def switch(text: str) -> bool:
@@ -22,7 +22,7 @@ def switch(text: str) -> bool:
 
 def _speculation(text: str) -> SpeculationSpec:
     """Type of a value: a method and its settings, as eagle3:num_speculative_tokens=3,acceptance=0.6."""
-    from packer.engine_spec import SpeculationSpec
+    from packer.speculation import SpeculationSpec
 
     return SpeculationSpec.parse(text)
 

@@ -16,7 +16,8 @@ from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, UnknownNameError, ValidationError, shown
 from packer.fit.bands import band_errors, kind_of
 from packer.fit.dimensions import BYTES, LORA_MODULES, QUANTIZATIONS, ModelDimensions
-from packer.fit.memory import kv_budget, kv_cache, slot_bytes
+from packer.fit.kv_cache import kv_cache
+from packer.fit.memory import kv_budget, slot_bytes
 from packer.fit.models import model_named
 from packer.fit.quantization import quantized
 from packer.fit.roofline import Roofline, law_terms

@@ -1,4 +1,4 @@
-"""GPU memory of a server: weights, activations and memory outside of PyTorch, and the KV cache of a model.
+"""GPU memory that vLLM uses besides the KV cache: weights, activations, and memory outside of PyTorch.
 
 vLLM measures these when it starts (vllm/v1/worker/gpu_worker.py, `determine_available_memory`). The KV cache gets
 gpu_memory_utilization times the memory, less the loaded weights, less the peak of a run at the largest batch, less the
@@ -8,13 +8,11 @@ memory of CUDA and NCCL. CUDA graphs are outside of this budget. The constants w
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError
 from packer.fit.dimensions import BYTES, KINDS, ModelDimensions
-from packer.kv_shape import HYBRID, KvShape
 from packer.twin.datasheets import Datasheet
 from packer.twin.override import BYTES_PER_LOGIT, SAMPLER_BYTES_PER_LOGIT, SAMPLER_RELEASE
 
@@ -90,34 +88,3 @@ def _budget_bytes(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) 
     outside = OUTSIDE_BYTES if linked or sheet.memory_bytes > 40 * GIB else OUTSIDE_CONSUMER_BYTES
     outside += LINK_BYTES[1 if n == 1 else 2 if n == 2 else 4]
     return n * (share - peak - outside - min(rotary, 0.1 * GIB)) - weights
-
-
-SIMILAR = 1.5  # Unless a kind has so many times the layers of the rarest, groups have the size of the most frequent.
-
-
-def kv_cache(model: ModelDimensions, engine: EngineSpec, bytes_each: float) -> tuple[float, KvShape | None]:
-    """Return the bytes of a token on all GPUs of a rank, and the shape; None: in proportion to the tokens.
-
-    vLLM puts layers of a kind into groups of equal size, fills them up, and gives each group blocks of its own
-    (vllm/v1/core/kv_cache_utils.py of 0.32.0, `_get_kv_cache_groups_uniform_page_size`).
-
-    `bytes_each`: bytes of an element. A KV head is on one GPU, or on several if there are more GPUs than heads; a
-    compressed cache is on each.
-    """
-    n = engine.tensor_parallel_size
-    layer = bytes_each * model.kv_elements * (n if model.kv_rank else max(1.0, n / model.kv_heads))
-    windowed = model.windowed_layers if engine.name != "vllm" or engine.release >= HYBRID else 0
-    kinds = (model.attention_layers - windowed, windowed, model.state_layers)
-    counts = [each for each in kinds if each]
-    size = min(counts) if max(counts) >= SIMILAR * min(counts) else max(counts)
-    whole, short, states = (math.ceil(each / size) for each in kinds)
-    kept, block = 0.0, 0
-    if states:
-        # Blocks grow until they hold a state (vllm/platforms/interface.py, `update_block_size_for_backend`). A request
-        # leaves half of its last one free.
-        block = 16 * math.ceil(model.state_bytes / (16 * layer))
-        kept = block * (states / whole + 0.5)
-    # The oldest block also has tokens before the window, half a block in the mean.
-    window = model.window + engine.block_size // 2 - 1 if short else 0
-    shape = KvShape(window, short / (whole + short), kept, block)
-    return layer * size * (whole + short), None if shape == KvShape() else shape

@@ -19,9 +19,10 @@ from packer.arrays import BoolArray, FloatArray
 from packer.change import Change
 from packer.cluster import ServerKind
 from packer.live.traffic import Sampled
-from packer.operate.capacity import Capacity, cache_lost, expected_tok_s, left_of, load_of, rank_of
+from packer.operate.capacity import Capacity, cache_lost, left_of, load_of, rank_of
 from packer.operate.measured import Observation, Requests
 from packer.operate.schedule import MOVE_COST_S
+from packer.operate.trend import expected_tok_s
 from packer.solvers.nearest import Nearest
 from packer.twin.engine_rules import rules_of
 from packer.words import counted

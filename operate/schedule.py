@@ -20,7 +20,8 @@ from packer.evaluation import WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
-from packer.operate.day import Period, Schedule, keys_of, with_few_changes, with_steady_settings, within_day
+from packer.operate.cycle import with_few_changes
+from packer.operate.day import Period, Schedule, keys_of, with_steady_settings, within_day
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions

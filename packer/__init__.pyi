@@ -1,7 +1,6 @@
 # The public API, from which `packer/__init__.py` knows where each name is.
 
 from packer.adapter import Adapter as Adapter
-from packer.adapter import Sessions as Sessions
 from packer.arrival import Arrivals as Arrivals
 from packer.arrival import RequestTrace as RequestTrace
 from packer.bin import Bin as Bin
@@ -34,6 +33,7 @@ from packer.planning.solve import solve as solve
 from packer.predictors.api import evaluate_server as evaluate_server
 from packer.predictors.api import load_predictor as load_predictor
 from packer.profile import Profile as Profile
+from packer.sessions import Sessions as Sessions
 from packer.twin.cluster.simulate import simulate_cluster as simulate_cluster
 from packer.twin.run import Run as Run
 from packer.twin.run import Simulation as Simulation

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from packer import checks
-from packer.adapter import A_LENGTH, IDLE_RATE, Adapter, Sessions, changed
+from packer.adapter import A_LENGTH, IDLE_RATE, Adapter, changed
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError, shown
 from packer.fingerprint import fingerprint
@@ -18,6 +18,7 @@ from packer.goal import Goal, GoalLike
 from packer.job import FineTuning
 from packer.lengths import Lengths, expected_of
 from packer.memo import cached_property
+from packer.sessions import Sessions
 
 _T = TypeVar("_T", bound=np.generic)
 

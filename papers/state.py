@@ -1,18 +1,14 @@
-"""State per server of engines with their own adapter cache, in addition to the state that routers read. Requests arrive
-from the inbox in one queue, without a front end."""
+"""State per server of engines with their own adapter cache, in addition to the state that routers read."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from packer.arrays import IntArray, Record, record
-from packer.twin.cluster.state import Servers, next_event_s
-from packer.twin.engine.containers import link_last, unlink
-from packer.twin.engine.state import ACCEPTED
+from packer.twin.cluster.state import Servers
 from packer.twin.flags import ENGINE_FLAGS
 
 OWN = record(
@@ -116,40 +112,3 @@ def state_of(c: Servers, own: Own, s: int) -> CellState:
         c.servers[s], c.requests, c.links, c.adapters[s], c.classes[s], c.histogram[s], c.timeline[s], c.vector[s],
         own.servers[s], own.adapters[s], own.order[s],
     )  # fmt: skip
-
-
-@njit(**ENGINE_FLAGS)
-def accept(state: CellState) -> int:
-    """Move the first request of the inbox to the end of the queue; return its row."""
-    server, request = state.server, state.requests[state.server.inbox - 1]
-    r, following = server.inbox - 1, request.next
-    server.inbox = following
-    server.inbox_count -= 1
-    request.key = server.taken
-    request.generated = 0
-    request.reached_s = request.sent_s
-    request.first_s = request.finish_s = request.first_seen_s = request.finish_seen_s = math.nan
-    request.status = ACCEPTED
-    server.taken += 1
-    server.sent += 1
-    server.waiting += 1
-    state.cached[request.owner + 1].wanted += 1
-    link_last(state.links["due"], server.sentinel, r)
-    server.next_s = state.requests[following - 1].sent_s if following > 0 else math.inf
-    return int(r)
-
-
-@njit(**ENGINE_FLAGS)
-def leave_queue(state: CellState, r: int) -> None:
-    """Remove request `r` from the queue."""
-    server = state.server
-    unlink(state.links["due"], r)
-    server.waiting -= 1
-    server.waiting_prompt -= state.requests[r].prompt
-    state.cached[state.requests[r].owner + 1].wanted -= 1
-
-
-@njit(**ENGINE_FLAGS)
-def event_s(state: CellState) -> float:
-    """When the server next has something to do, infinite if it is idle."""
-    return float(next_event_s(state.server))

@@ -15,15 +15,17 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
-from packer.planning.apart import Apart, LimitsApart
+from packer.planning.apart import Apart
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
+from packer.planning.limits_apart import LimitsApart
 from packer.planning.redeal import dealt_anew
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
-from packer.planning.settle import TIGHT, Trial, likely_slots, with_best_slots, with_most_slots
+from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_in_time, even_splits, most_even
 from packer.planning.starving import PlannedHours
+from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
 from packer.search import fewest

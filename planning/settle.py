@@ -1,11 +1,9 @@
-"""Choose the slots of servers: estimate how many adapters are active at once, then refine by simulated hours. Proposals
-for one number of GPUs are tried with them one after the other until one keeps the limits."""
+"""Choose the slots of servers: estimate how many adapters are active at once, then refine by simulated hours."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -132,50 +130,3 @@ def _climb(
                 elif k not in better and place == 0:
                     start[k] = other.max_loras
         open_ = {k for k, some in near.items() if some and (used[k] >= STARVING or (k in better and used[k] > 1.0))}
-
-
-AT_ONCE = 4  # Number of servers that are simulated at a time to find one that breaks its limits.
-
-
-@dataclass(eq=False)
-class Trial:
-    """The best of the proposals so far. `alike`: whether servers may all get the slots of the worst one, as in wide
-    fleets (`with_best_slots`)."""
-
-    kept: KeptHours
-    spare: int
-    over: Callable[[], bool]
-    alike: bool = False
-    tight: float = TIGHT
-    best: list[Bin] = field(default_factory=list)
-    holds: bool = False
-    tried: list[Sequence[Bin]] = field(default_factory=list)  # Proposals that break the limits, with their slots.
-    _worst: float = 1.0  # Used share of limits on the best proposal's worst server, 1 below `FAR_BEYOND`.
-    _cost: float = math.inf
-
-    def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try proposals until one keeps the limits, or the time is over."""
-        kept, first = self.kept, self.kept.hours[:1]
-        for bins in proposals:
-            if self.best and not self.spare and kept.all_count and self._uses_more(bins):
-                continue
-            made = with_best_slots(kept, bins, kept.hours, self.over, tight=self.tight, alike=self.alike)
-            made = with_spare_slots(kept, made, self.over) if self.spare else made
-            self.holds, used = kept.holds(made, self.spare), kept.used(made, first)
-            # What a server leaves unused within its limits does not make up for another that breaks its own.
-            cost = sum(max(1.0, each) for each in used)
-            if self.holds or not self.best or cost < self._cost:
-                self.best, self._cost = made, cost
-                # breaking limits is better than starving
-                self._worst = max(used) if max(used) >= FAR_BEYOND else 1.0
-            if self.holds or self.over():
-                return
-            self.tried.append(made)
-
-    def _uses_more(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server with its best slots uses more than `_worst` of its limits in the first hour."""
-        kept, first = self.kept, self.kept.hours[:1]
-        order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
-        some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
-        made = (with_best_slots(kept, each, first, self.over) for each in some)
-        return any(max(kept.used(each, first)) > self._worst for each in made)

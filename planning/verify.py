@@ -12,7 +12,8 @@ from packer.bin import Bin, indices
 from packer.errors import ValidationError, VerificationError
 from packer.evaluation import Evaluation, Evaluations
 from packer.objectives.base import Objective
-from packer.plan import SAID, Plan, check_placement
+from packer.placement import check_placement
+from packer.plan import SAID, Plan
 from packer.predictors.twin import TwinPredictor
 from packer.seeds import fresh
 from packer.solvers.base import Problem, Solution, used_gpus

@@ -11,12 +11,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrays import BoolArray, FloatArray, IntArray, distinct
 from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.memo import cached_property
+from packer.sessions import Sessions
 from packer.solvers.candidates import slot_ranks
 from packer.workload import Workload
 

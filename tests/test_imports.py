@@ -9,8 +9,8 @@ from typing import Any
 CORE = {
     "adapter", "arrays", "arrival", "bin", "blocks", "change", "checks", "cluster", "engine_spec", "engines",
     "errors", "evaluation", "failover", "fingerprint", "gamma", "goal", "gpu", "job", "kv_shape", "lengths", "memo",
-    "moves", "plan", "profile", "progress", "public", "registry", "room", "search", "seeds",
-    "settings", "strategies", "terms", "times", "version", "words", "workload",
+    "moves", "placement", "plan", "profile", "progress", "public", "registry", "room", "search", "seeds", "sessions",
+    "settings", "speculation", "strategies", "terms", "times", "version", "words", "workload",
 }  # fmt: skip
 EDGES = {"io", "traces", "export"}
 LEVEL = {

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from packer.adapter import FIRST_TOKEN_S, PER_TOKEN_S, changed
+from packer.adapter import changed
 from packer.arrays import FloatArray, IntArray, in_parts
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
 from packer.errors import ValidationError
 from packer.lengths import MAX_TOKENS, Lengths
 from packer.profile import Profile
+from packer.sessions import FIRST_TOKEN_S, PER_TOKEN_S
 from packer.twin.bursts import in_bursts, own_streams
 from packer.twin.engine.content import Content, blocks_of_sessions, chained, content_of_blocks, content_of_prefixes
 from packer.twin.engine_rules import rules_of
@@ -319,7 +320,7 @@ def _unpredictable(rng: np.random.Generator, arrivals: Arrivals, rate: float, du
 
 
 def _draw_sessions(workload: Workload, duration_s: float, seed: int) -> RequestTrace:
-    """Draw the requests of `duration_s` seconds in sessions; some sessions began earlier (see `Sessions`).
+    """Draw the requests of `duration_s` seconds in sessions; some sessions began earlier (see `packer.sessions`).
 
     First turns arrive as the workload says, at the rate over the mean number of turns. They are drawn from so long
     before the run that all but e^-6 of the sessions under way at its beginning are included. Where these would be more

@@ -127,7 +127,7 @@ def plan(plan: Any) -> None:
 
 def changed_plan(plan: Any) -> None:
     """The placement is whole, and evaluations of the same servers make it a plan that every reader takes."""
-    from packer.plan import check_placement
+    from packer.placement import check_placement
 
     check_placement(plan.workload, plan.bins, plan.unplaced)
     assert len(plan.evaluations) == len(plan.bins)

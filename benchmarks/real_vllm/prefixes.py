@@ -12,12 +12,13 @@ import json
 import sys
 from pathlib import Path
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.live.launch import read_launch
 from packer.live.validate import Validation, ValidationSpec
+from packer.sessions import Sessions
 from packer.workload import Workload
 
 WRITTEN = ("prefix_hit_rate", "total_token_throughput", "preemptions")

@@ -108,7 +108,8 @@ def export_plan(
     the folder of adapters can't be mounted.
     """
     from packer.export.kubernetes import check_pods
-    from packer.export.nodes import check_image, short_name
+    from packer.export.makers import check_image
+    from packer.export.nodes import short_name
     from packer.export.servers import Options, servers
 
     if format_name not in FORMATS:

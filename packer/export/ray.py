@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
-from packer.export.nodes import GAUDI, ray_accelerator
+from packer.export.makers import GAUDI
+from packer.export.nodes import ray_accelerator
 from packer.export.servers import ExportedServer, Options, routes
 from packer.export.sources import parsed
 

@@ -12,7 +12,8 @@ from packer.bin import Bin
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import quoting
-from packer.export.nodes import Maker, maker, node_labels
+from packer.export.makers import Maker, maker
+from packer.export.nodes import node_labels
 from packer.export.sources import vllm_path
 from packer.gpu import model_names
 from packer.plan import Plan

@@ -23,7 +23,8 @@ from packer.io.plan_checks import content, disagreements
 from packer.io.profiles import profile_from_dict, profile_to_dict
 from packer.io.schema import FileTable, check_version, parse
 from packer.io.workload_schema import workload_from_dict, workload_to_dict
-from packer.plan import Moves, Plan, Status, check_placement
+from packer.placement import check_placement
+from packer.plan import Moves, Plan, Status
 from packer.profile import Profile, labelled
 from packer.room import Room
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from packer import checks
-from packer.adapter import MAX_PRIORITY, MAX_RANK, MAX_RATE, MAX_THINK_S, MAX_TURNS, Adapter, Sessions
+from packer.adapter import MAX_PRIORITY, MAX_RANK, MAX_RATE, Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.errors import FileFormatError, IncompatibleError, located, reader, shown
 from packer.goal import Goal
@@ -21,6 +21,7 @@ from packer.io.parquet import check_plain, parquet_bytes, read_parquet
 from packer.io.recognise import kind_of
 from packer.io.tables import COMMENT, Row, by_adapter, check_columns, csv_rows, csv_text, frame_rows
 from packer.lengths import MAX_TOKENS, Lengths
+from packer.sessions import MAX_THINK_S, MAX_TURNS, Sessions
 from packer.traces.columns import looks_like_trace
 from packer.workload import SHAREGPT_CORRELATION, SHAREGPT_INPUT, SHAREGPT_OUTPUT, Workload
 

@@ -11,10 +11,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from packer import checks
-from packer.adapter import MAX_RANK, Adapter, Sessions
+from packer.adapter import MAX_RANK, Adapter
 from packer.arrays import FloatArray
 from packer.errors import ValidationError, reader, shown
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.traces.prefixes import common_groups
 from packer.traces.trace import Trace
 from packer.words import none_called, prefixed

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from packer import checks
-from packer.adapter import FIRST_TOKEN_S, MAX_THINK_S, MAX_TURNS, PER_TOKEN_S, Sessions
 from packer.arrays import BoolArray, FloatArray, IntArray, distinct
 from packer.blocks import Blocks
 from packer.lengths import MAX_TOKENS, Lengths, normal_grid
 from packer.search import fewest
+from packer.sessions import FIRST_TOKEN_S, MAX_THINK_S, MAX_TURNS, PER_TOKEN_S, Sessions
 from packer.traces.trace import Trace
 from packer.workload import Workload
 

@@ -12,7 +12,7 @@ import math
 
 from numba import njit
 
-from packer.papers.state import accept, event_s
+from packer.papers.accept import accept, event_s
 from packer.papers.cache.kernel import load_ms
 from packer.papers.dlora.credit import adjust_shares, choose, first_in_queue, pay, pick_by_credit
 from packer.papers.state import CellState, Own, state_of

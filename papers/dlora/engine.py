@@ -81,7 +81,7 @@ class DLoraEngine(CellEngine):
 
     def kernels(self) -> EngineKernels:
         """The kernels, which are imported and compiled only if used."""
-        from packer.papers.state import event_s
+        from packer.papers.accept import event_s
         from packer.papers.cache.kernel import keep
         from packer.papers.dlora.advance import advance, withdraw
 

@@ -11,7 +11,7 @@ import math
 
 from numba import njit
 
-from packer.papers.state import accept, leave_queue
+from packer.papers.accept import accept, leave_queue
 from packer.papers.cache.kernel import enter_batch, leave_batch, make_room, tidy
 from packer.papers.state import CellState
 from packer.twin.engine.charge import MIN_STEP_S

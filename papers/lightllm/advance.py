@@ -12,10 +12,10 @@ import math
 
 from numba import njit
 
-from packer.papers.state import leave_queue
+from packer.papers.accept import leave_queue
 from packer.papers.cache.kernel import enter_batch, leave_batch, make_room, put, tidy
 from packer.papers.cache.loading import ASYNC, CPU_ASSIST, PREFETCH
-from packer.papers.lightllm.queue import insert, peak, remove
+from packer.papers.lightllm.peak import insert, peak, remove
 from packer.papers.lightllm.queue import arrive, fetch, finish_loads, give_up
 from packer.papers.state import CellState
 from packer.twin.cluster.state import next_event_s

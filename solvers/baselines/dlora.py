@@ -7,7 +7,7 @@ traffic (adapters without a replica first, the busiest first), tries engines in 
 the replica if the smallest burst tolerance does not fall. It stops when a whole pass adds nothing. dLoRA does not
 model starvation or slots: `max_loras` is the number of adapters held.
 
-dLoRA's reactive part, which needs live requests, is in `packer.papers.routers.dlora`.
+dLoRA's reactive part, which needs live requests, is `packer.papers.routers.migration`.
 """
 
 from __future__ import annotations

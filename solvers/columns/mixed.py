@@ -20,8 +20,9 @@ from packer.solvers.columns.mixes import Cut, Mixes, cheapest
 from packer.solvers.columns.source import Source
 from packer.solvers.confirm import repaired, solution_that_holds
 from packer.solvers.feasibility import OutOfTime
-from packer.solvers.greedy.first_fit import FirstFit, top_up
+from packer.solvers.greedy.first_fit import FirstFit
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.greedy.top_up import top_up
 from packer.solvers.limit import within_limit
 from packer.solvers.slots import SlotSearch, real_bins
 from packer.solvers.support import plain

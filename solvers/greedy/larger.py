@@ -9,9 +9,9 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.bin import Bin
-from packer.search import largest
 from packer.solvers.base import Problem
 from packer.solvers.candidates import slot_ranks
+from packer.solvers.greedy.largest import largest
 from packer.solvers.headroom import headroom
 from packer.solvers.order import even_order, golden
 from packer.solvers.slots import SlotSearch

@@ -14,13 +14,13 @@ from packer.bin import Bin
 from packer.cli import run
 from packer.cli.evaluated import conclusion_lines
 from packer.cli.plan_table import plan_lines
-from packer.engine_spec import SpeculationSpec
 from packer.evaluation import Evaluations
 from packer.operate.evaluate import evaluate_plan
 from packer.plan import Moves, Plan, Status
 from packer.planning.verify import verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from packer.adapter import Sessions
 from packer.cli import run
 from packer.io.profiles import load_profile, write_profile
 from packer.io.workloads import read_workload
 from packer.profile import Profile
+from packer.sessions import Sessions
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,7 +10,7 @@ import yaml
 
 from packer.errors import IncompatibleError
 from packer.export.formats import FORMATS, export_plan
-from packer.export.nodes import AMD, GAUDI, INTEL, NVIDIA, maker
+from packer.export.makers import AMD, GAUDI, INTEL, NVIDIA, maker
 from packer.export.servers import Options
 from packer.plan import Plan
 from packer.twin.datasheets import GPUS

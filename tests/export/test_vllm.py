@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from packer.engine_spec import EngineSpec, SpeculationSpec
+from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError, ValidationError
 from packer.export.formats import export_plan
 from packer.export.servers import Options
 from packer.plan import Plan
+from packer.speculation import SpeculationSpec
 
 
 def parse_lora_modules(values: list[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from packer.engine_spec import EngineSpec
 from packer.errors import FileFormatError, ModelError
-from packer.fit.pipeline import fit_loading, fit_memory
+from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.runs import fleet_of, stratified
 from packer.fit.step_law import micro_equations, solve
 from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs

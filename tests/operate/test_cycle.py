@@ -10,7 +10,8 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
-from packer.operate.day import Period, with_few_changes
+from packer.operate.cycle import with_few_changes
+from packer.operate.day import Period
 from packer.plan import Plan, Status
 from packer.testing.analytic import small_profile
 from packer.workload import Workload

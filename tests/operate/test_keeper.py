@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import packer
-from packer.adapter import Sessions
 from packer.change import Change, Controller
 from packer.cluster import ServerKind
 from packer.operate.autoscalers import Autoscaler
@@ -17,6 +16,7 @@ from packer.operate.capacity import MOST_REQUESTS, SPAN_S, Capacity
 from packer.operate.keeper import Keeper
 from packer.operate.measured import Observation
 from packer.operate.rehearse import Failing, _as_planned, fewest_loads, keeper_of, rehearse
+from packer.sessions import Sessions
 from packer.solvers.nearest import Nearest
 from packer.twin.cluster.simulate import simulate_cluster
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import packer
-from packer.adapter import Sessions
 from packer.live.traffic import Sampled
 from packer.operate.capacity import cache_lost, cached_tokens, server_kinds
 from packer.operate.measured import Requests
+from packer.sessions import Sessions
 from packer.solvers.nearest import Nearest
 from packer.twin.simulate import simulate
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster, ServerKind
 from packer.errors import ValidationError
@@ -16,6 +16,7 @@ from packer.goal import Limits, Slo
 from packer.io.profiles import load_profile
 from packer.operate.replay import LATE_S, Window, replay, requests_of_day
 from packer.profile import LoadingSpec
+from packer.sessions import Sessions
 from packer.testing.analytic import small_profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.override import with_engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from packer.operate.capacity import STEEPEST, expected_tok_s
+from packer.operate.trend import STEEPEST, expected_tok_s
 
 AHEAD_S, WINDOW_S, PERIOD_S = 480.0, 600.0, 60.0
 

@@ -15,7 +15,7 @@ from packer.failover import placed
 from packer.fit.estimate import estimate_profile
 from packer.gpu import GpuKind, base_model, kinds_of, serving, stock_of
 from packer.io.profiles import load_profile
-from packer.plan import check_placement
+from packer.placement import check_placement
 from packer.predictors.api import evaluate_server
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.cluster.simulate import simulate_cluster

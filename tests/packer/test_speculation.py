@@ -11,12 +11,12 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
-from packer.engine_spec import SpeculationSpec
 from packer.errors import FileFormatError, ValidationError
 from packer.io.profiles import format_profile, load_profile, parse_profile
 from packer.io.workloads import read_workload, write_workload
 from packer.profile import Profile
 from packer.settings import Settings
+from packer.speculation import SpeculationSpec
 from packer.traces.read import read_trace
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.twin.override import with_engine

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.predictors.api import evaluate_server
+from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.twin.simulate import simulate
 from packer.workload import Workload

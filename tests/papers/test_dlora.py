@@ -16,7 +16,7 @@ from packer.cluster import Cluster
 from packer.engine_spec import EngineSpec
 from packer.errors import IncompatibleError
 from packer.lengths import Lengths
-from packer.papers.routers.dlora import MOVE_S, Task, balance, engines_to_balance
+from packer.papers.routers.migration import MOVE_S, Task, balance, engines_to_balance
 from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.cluster.system import System

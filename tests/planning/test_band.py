@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from packer.io.profiles import load_profile
-from packer.planning.loop import capacity_band, with_band
+from packer.planning.band import capacity_band, with_band
 from packer.planning.solve import solve
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import BAND_KEYS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import packer
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
 from packer.cluster import Cluster
@@ -17,6 +17,7 @@ from packer.planning.kept import KeptHours
 from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, least_parts, needed
 from packer.planning.starving import PlannedHours
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.twin.hours import Hours
 from packer.twin.parts import MOST_PARTS, parts_s
 from packer.twin.run import Run

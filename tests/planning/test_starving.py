@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.bin import Bin
 from packer.io.profiles import load_profile
 from packer.planning.starving import PlannedHours, servers_by_load
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.twin.hours import Hours
 from packer.twin.run import Run
 from packer.twin.simulate import simulate

@@ -10,7 +10,7 @@ import pytest
 from packer import Adapter, Bin, Workload
 from packer.planning import settle
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.settle import Trial
+from packer.planning.trial import Trial
 from packer.profile import Profile
 from packer.twin.hours import Hours
 
@@ -46,7 +46,7 @@ def test_a_proposal_that_can_not_be_worse_is_better_than_none(server: Profile, m
     """Something is shown for every number of GPUs, also where servers of all proposals do not start."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(4)])
     kept = KeptHours(fleet, fleet, 0, Hours(0))
-    monkeypatch.setattr("packer.planning.settle.with_best_slots", lambda _kept, bins, *_args, **_options: bins)
+    monkeypatch.setattr("packer.planning.trial.with_best_slots", lambda _kept, bins, *_args, **_options: bins)
     monkeypatch.setattr(kept, "used", lambda bins, *_: [math.inf] * len(bins))
     monkeypatch.setattr(kept, "holds", lambda *_: False)
     trial = Trial(kept, 0, lambda: False)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts
 from packer.bin import Bin
-from packer.engine_spec import SpeculationSpec
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
@@ -22,6 +21,8 @@ from packer.predictors.learned import BoostingPredictor
 from packer.predictors.scenarios import scenario
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.sessions import Sessions
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import random_fleet
 from packer.workload import Workload
 

@@ -11,7 +11,8 @@ import pytest
 
 from packer.plan import Plan
 from packer.report.figures import DARK, LIGHT, Figure, Line, Mark, Panel, write_figure
-from packer.report.page import Evaluate, growth_of, render_report
+from packer.report.growth import Evaluate, growth_of
+from packer.report.page import render_report
 from packer.room import Room
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from packer import load_profile, solve
 from packer.adapter import Adapter
-from packer.engine_spec import SpeculationSpec
 from packer.evaluation import Evaluations
 from packer.fit.estimate import estimate_profile
 from packer.io.plans import load_plan
 from packer.job import FineTuning
 from packer.plan import Plan
 from packer.report.energy import energy_of, share_of, with_energy
+from packer.speculation import SpeculationSpec
 from packer.twin.datasheets import GPUS, datasheet
 from packer.twin.simulate import simulate
 from packer.workload import Workload

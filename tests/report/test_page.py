@@ -13,7 +13,8 @@ from packer.adapter import Adapter
 from packer.fit.estimate import estimate_profile
 from packer.plan import Plan
 from packer.predictors.twin import TwinPredictor
-from packer.report.page import FACTORS, write_report
+from packer.report.growth import FACTORS
+from packer.report.page import write_report
 from packer.twin.hours import Hours
 from packer.workload import Workload
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.io.plans import plan_from_dict, plan_to_dict
 from packer.io.profiles import load_profile
 from packer.plan import Plan
 from packer.planning.solve import solve
 from packer.report.prefixes import prefix_figures, prefix_words
+from packer.sessions import Sessions
 from packer.twin.override import with_engine
 from packer.workload import Workload
 

@@ -17,7 +17,8 @@ from packer.job import FineTuning
 from packer.kv_shape import KvShape
 from packer.plan import Plan, Status
 from packer.report import context
-from packer.report.page import FACTORS, Evaluate, choose_gpus, growth_of, render_report
+from packer.report.growth import FACTORS, Evaluate, choose_gpus, growth_of
+from packer.report.page import render_report
 from packer.room import LEVELS, Room, room_rows
 from packer.twin.hours import with_adapters
 from packer.words import visible

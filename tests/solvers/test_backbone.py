@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from packer.adapter import Adapter
-from packer.engine_spec import SpeculationSpec
 from packer.io.profiles import load_profile
 from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.profile import LatencySpec
 from packer.solvers.backbone import backbone_tok_s, engine_load, engine_s, lightest, load_bound
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import small_profile
 from packer.twin.law.kernels import with_kernel
 from packer.twin.override import with_engine

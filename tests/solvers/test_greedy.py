@@ -16,15 +16,15 @@ from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.gpus import Gpus
 from packer.planning.verify import check
-from packer.search import largest
 from packer.settings import Settings
 from packer.solvers.base import Problem, Solution
 from packer.solvers.baselines.greedy_paper import GreedyPaper
 from packer.solvers.bounds import Bounds
 from packer.solvers.columns.exact import Exact
 from packer.solvers.evaluator import Evaluator
-from packer.solvers.greedy.first_fit import _first_fitting
+from packer.solvers.greedy.largest import largest
 from packer.solvers.greedy.solver import Greedy
+from packer.solvers.greedy.top_up import _first_fitting
 from packer.solvers.slots import SlotSearch
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.workload import Workload

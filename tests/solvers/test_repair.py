@@ -15,10 +15,11 @@ from packer.bin import Bin
 from packer.moves import moved
 from packer.objectives.moves import FewestMoves
 from packer.planning.verify import check
-from packer.solvers import replan
+from packer.solvers import repair
 from packer.solvers.base import Problem
 from packer.solvers.greedy.solver import Greedy
-from packer.solvers.replan import Replan, cheapest, homeward, repaired
+from packer.solvers.repair import cheapest, homeward, repaired
+from packer.solvers.replan import Replan
 from packer.solvers.slots import real_bins
 from packer.workload import Workload
 
@@ -101,7 +102,7 @@ def test_a_fleet_on_one_server_is_not_enumerated(monkeypatch: pytest.MonkeyPatch
     """Where one server holds every adapter, no plan has fewer, and its subsets are not evaluated."""
     task = grown(0)
     quiet = replace(task.workload, adapters=tuple(replace(a, rate=0.01) for a in task.workload.adapters))
-    monkeypatch.setattr(replan, "_feasible_sets", lambda _problem: pytest.fail("enumerated"))
+    monkeypatch.setattr(repair, "_feasible_sets", lambda _problem: pytest.fail("enumerated"))
     (item,) = repaired(replace(task, workload=quiet)) or ()
     assert item.adapters == tuple(range(8))
 

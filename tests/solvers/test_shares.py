@@ -9,7 +9,7 @@ from packer.adapter import Adapter
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.planning.solve import solve
-from packer.solvers.greedy.solver import filled
+from packer.solvers.greedy.shares import filled
 from packer.testing.analytic import AnalyticPredictor, small_profile
 from packer.workload import Workload
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
-from packer.engine_spec import SpeculationSpec
 from packer.errors import ValidationError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.sessions import Sessions
+from packer.speculation import SpeculationSpec
 from packer.testing.analytic import small_profile
 from packer.twin import streams
 from packer.twin.arrivals import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals
 from packer.cluster import Cluster, ServerKind
 from packer.fit.estimate import estimate_profile
@@ -19,6 +19,7 @@ from packer.job import FineTuning
 from packer.kv_shape import KvShape
 from packer.lengths import Lengths
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.settings import MAX_LORAS
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster

@@ -13,12 +13,12 @@ from scipy.stats import binom
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
-from packer.engine_spec import SpeculationSpec
 from packer.errors import UnknownNameError
 from packer.goal import OF_MANY, Goal, Limits, Slo, level
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import LatencySpec, Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.per_adapter import (
     FEW_CHANCE,

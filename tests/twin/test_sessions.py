@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.blocks import Blocks
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.simulate import simulate

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.arrival import Arrivals, Bursts, RequestTrace
 from packer.bin import Bin
 from packer.errors import FileFormatError, OutputError
@@ -28,6 +28,7 @@ from packer.plan import Moves, Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.recommend import recommend
 from packer.profile import Profile
+from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.adapter import Adapter, Sessions
+from packer.adapter import Adapter
 from packer.blocks import Blocks
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
+from packer.sessions import Sessions
 from packer.traces import prefixes
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload

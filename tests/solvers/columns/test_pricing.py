@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packer.solvers.columns.generation import Columns
-from packer.solvers.columns.source import _Search
+from packer.solvers.columns.pricing import _Search
 
 
 def tries(guess: int, most: int, top: int = 100) -> list[int]:

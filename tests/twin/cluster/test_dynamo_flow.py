@@ -11,7 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.cluster import Cluster
 from packer.io.profiles import load_profile
-from packer.twin.cluster.routers.dynamo import place_replicas
+from packer.twin.cluster.routers.dynamo_flow import place_replicas
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.workload import Workload
 

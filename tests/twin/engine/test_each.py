@@ -11,11 +11,11 @@ from naive_prefix import accepted, uniform
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.cluster import Cluster
-from packer.engine_spec import SpeculationSpec
 from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.io.profiles import load_profile
 from packer.predictors.api import evaluate_server
 from packer.profile import LatencySpec, MemorySpec, Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.drafts import chance_of
 from packer.twin.override import with_engine

@@ -20,9 +20,9 @@ from naive_prefix import NaiveScheduler, Request, Settings
 from packer.adapter import Adapter
 from packer.arrival import Arrivals, RequestTrace
 from packer.blocks import Blocks
-from packer.engine_spec import SpeculationSpec
 from packer.kv_shape import KvShape
 from packer.profile import FrontEndSpec, LatencySpec, LoadingSpec, MemorySpec, Profile
+from packer.speculation import SpeculationSpec
 from packer.twin.engine import holding, pool, schedule
 from packer.twin.run import Run
 from packer.twin.simulate import simulate

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from monotone import problem
 
-from packer.planning import prove
-from packer.planning.prove import estimated
+from packer.solvers.columns import estimate
+from packer.solvers.columns.estimate import estimated
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.feasibility import Feasibility
 from packer.testing.analytic import random_fleet
@@ -35,11 +35,11 @@ def test_servers_that_it_leaves_out_are_named() -> None:
 def test_it_ends_after_so_many_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast the machine is, the same servers are evaluated, and the estimate is the same."""
     made: list[Feasibility] = []
-    monkeypatch.setattr(prove, "Feasibility", lambda *given: made.append(Feasibility(*given)) or made[-1])
-    monkeypatch.setattr(prove, "MOST_EVALUATED", 20)
+    monkeypatch.setattr(estimate, "Feasibility", lambda *given: made.append(Feasibility(*given)) or made[-1])
+    monkeypatch.setattr(estimate, "MOST_EVALUATED", 20)
     estimated(problem(FLEET), 0.0, 20.0)
     assert made[0].evaluated > 20
-    monkeypatch.setattr(prove, "MOST_EVALUATED", 20_000)
+    monkeypatch.setattr(estimate, "MOST_EVALUATED", 20_000)
     assert len({estimated(problem(FLEET), 0.0, 20.0) for _ in range(2)}) == 1
     assert made[1].evaluated == made[2].evaluated > made[0].evaluated
 
@@ -47,5 +47,5 @@ def test_it_ends_after_so_many_servers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_none_is_made_where_the_search_simulates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that trees were not trained on would be simulated by the hundred, and the trees say nothing of them."""
     monkeypatch.setattr(Evaluator, "simulates", True)
-    monkeypatch.setattr(prove, "Feasibility", None)
+    monkeypatch.setattr(estimate, "Feasibility", None)
     assert estimated(problem(FLEET), 0.0, 20.0) is None
