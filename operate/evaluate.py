@@ -102,8 +102,11 @@ class PlanEvaluation:
 
     @property
     def over_limits(self) -> tuple[int, ...]:
-        """Numbers of the servers that serve their load, but whose adapters break their latency limits."""
+        """Numbers of the servers that serve their load, but whose adapters break their latency limits; none if a share
+        of the adapters may, and no more do."""
         found = self.plan.evaluations
+        if self.holds and self.plan.objective == "recommend" and self.plan.workload.slo.adapter_share < 1.0:
+            return ()
         over = [getattr(found, name) > most for name, most in (self.plan.limits or WHOLE_GOAL).items()]
         return tuple(self.gpus[k] for k in np.flatnonzero(found.feasible & np.any(over, axis=0)).tolist())
 

@@ -116,6 +116,9 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
     # Queues that grow are worse than limits that no server keeps.
     served = [point for point in near if np.isfinite(used(point)).all()] or near[:1]
     nearest = next((point for point in served if used(point).max() <= max(LONGER)), served[0])
+    if job.hopeless:  # on so many GPUs that a weaker goal is kept
+        enough = weaker_goals(job, nearest).values()
+        nearest = next((each for each in served if each.n_gpus >= nearest.n_gpus and each.n_gpus in enough), nearest)
     if limited:
         best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
         nearest = Overload(job).at(best.n_gpus)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from packer import seeds
+from packer.adapter import changed
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
@@ -80,7 +81,7 @@ class KeptHours:
     """Plans that break their limits in fresh hours by more than chance."""
     _busiest: dict[tuple[tuple[int, ...], tuple[float, ...], int], int] = field(default_factory=dict, init=False)
     """The seed of the busiest hour that was drawn for adapters, shares of them, and a seed."""
-    _lone: dict[Bin, Run] = field(default_factory=dict, init=False)
+    _lone: dict[Any, Run] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.hours = [self.planned]
@@ -109,12 +110,15 @@ class KeptHours:
         return self.required == len(self.workload)
 
     def lone(self, alone: Bin) -> Run:
-        """The run of a server with one adapter whose requests come one at a time (`lone_run`)."""
-        if alone not in self._lone:
+        """The run of a server with one adapter whose requests come one at a time (`lone_run`). Adapters that differ by
+        name and rate alone have the same one: another draw would let some of them keep a limit by luck."""
+        adapter = self.workload.adapters[alone.adapters[0]]
+        alike: Any = alone if self.workload.arrivals.trace else (changed(adapter, name="", rate=1.0), alone.settings)
+        if alike not in self._lone:
             if len(self._lone) >= MOST_LONE:
                 self._lone.pop(next(iter(self._lone)))
-            self._lone[alone] = lone_run(self.workload, alone, self.seed)
-        return self._lone[alone]
+            self._lone[alike] = lone_run(self.workload, alone, self.seed)
+        return self._lone[alike]
 
     def at_first(self) -> KeptHours:
         """The initial hours only, without the hours that broke a plan."""

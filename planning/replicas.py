@@ -28,6 +28,7 @@ from packer.workload import Workload
 
 MOST_REPLICAS = 64  # Default maximum number of parts of an adapter whose load takes fewer.
 MOST_SPLIT = 1_024  # Default maximum number of parts of any adapter.
+SURE = 0.5  # An adapter that uses no more of its limits in an hour alone keeps them one request at a time, too.
 FURTHER = 8  # Number of adapters examined beyond the first, by length, that keeps the goal on an idle server.
 SPARE_PARTS = 8  # Default maximum number of parts, as a multiple of those that the load takes (`least_parts`).
 
@@ -112,7 +113,9 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
         return stop() or not any(unreachable(kept.lone(part(fleet, profile, i, 1))))
 
     def reachable(i: int, _parts: int = 1) -> bool:
-        return fleet.slo.is_none or alone(i) or kept_idle(i)
+        # Few requests may keep by luck a limit that an idle server breaks.
+        calm = not stop() and least(i) == 1 and kept.used([part(fleet, profile, i, 1)], most=[1.0])[0] <= SURE
+        return calm or fleet.slo.is_none or kept_idle(i)
 
     found: dict[int, int | None] = {}
 
@@ -135,13 +138,20 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
     late = _longest(lengths, classes, kept_idle) if every and of_adapters else []
     # An order by one length may take in adapters that the other length lets keep the goal.
     found |= {i: None for i in late if len(late) == len(fleet) or not (alone(i) and kept_idle(i))}
-    found |= fewest_parts(fleet.offered_tok_s_by_adapter, slots, classes, holds, most, enough, stop)
-    if whole:  # long answers break such a limit at little load
-        found |= fewest_parts(fleet.mean_output_tokens, slots, classes, holds, most, enough, stop)
-    if of_adapters and not every:  # limits of servers and of requests an adapter may break alone
-        # Ranks count as equal here: if one adapter is reachable, those of its class with shorter prompts are.
-        found |= fewest_parts(fleet.mean_input_tokens, 0 * slots, classes, reachable, lambda _i: 1, enough)
+    # Long answers break a limit of whole ones at little load.
+    for size in (fleet.offered_tok_s_by_adapter, *lengths[:-1]):
+        found |= fewest_parts(size, slots, classes, holds, most, enough, stop)
+    # Limits of servers and of requests an adapter may break alone. Ranks count as equal here: if one adapter is
+    # reachable, those of its class with shorter lengths are.
+    for length in lengths if of_adapters and not every else ():
+        found |= fewest_parts(_places(length, fleet.rates), 0 * slots, classes, reachable, lambda _i: 1, enough)
     return found
+
+
+def _places(length: FloatArray, rates: FloatArray) -> FloatArray:
+    """Numbers that fall with the place of each adapter in the order of falling lengths. Of equal lengths the hottest
+    comes first: the fewer requests, the more is luck."""
+    return -np.argsort(np.lexsort((-rates, -length))).astype(np.float64)
 
 
 def _longest(

@@ -27,6 +27,8 @@ from packer.workload import Workload
 
 SHARES = (0.99, 0.95)  # Weaker goals: shares of the adapters that must keep their limits.
 LONGER = (2.5, 5.0, 10.0)  # Weaker goals: TTFT limits that are wider by these factors; the narrowest is named.
+WIDER = (1.25, 1.5, *LONGER)  # Factors of other limits than those of the default goal, if the goal has any.
+USUAL = "p95_ttft_ms", "mean_itl_ms"
 AFTER_START = "all but the first minutes after a start"
 WARM = "--warm-start true plans for servers that have answered a request to each adapter"
 SAVED = 0.1  # Share of the GPUs that a weaker goal must save to be named.
@@ -113,7 +115,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     most = (1.0 - SAVED) * best.n_gpus if best.holds else best.n_gpus
     if not best.holds and job.hopeless:  # such a plan may have too few GPUs for the weaker goals, too
         most = math.inf
-    longer = [_longer(job.workload, factor) for factor in LONGER]
+    longer = list(_longer(job.workload))
     found, wider = dict[str, int](), list[str]()
     for point in job.points:
         if point.n_gpus > most or job.over():
@@ -138,8 +140,18 @@ def _share(share: float) -> str:
     return f"--slo adapter_share={share:g}"
 
 
-def _longer(fleet: Workload, factor: float) -> str:
-    return f"--slo p95_ttft_ms={factor * fleet.slo.limits.p95_ttft_ms:g}"
+def _longer(fleet: Workload) -> dict[str, float]:
+    """Weaker goals, in words, with the factor by which limits are wider, the narrowest first: of all limits that the
+    default goal does not have, if there are any, else of the TTFT."""
+    limits = fleet.slo.limits.to_dict()
+    others = [key for key in limits if key not in USUAL]
+    keys = others or [key for key in USUAL[:1] if key in limits]
+    if fleet.slo.classes or not keys:
+        return {}
+    return {
+        f"--slo {','.join(f'{key}={factor * limits[key]:g}' for key in keys)}": factor
+        for factor in (WIDER if others else LONGER)
+    }
 
 
 def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
@@ -150,14 +162,18 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
         return set()
     within = float((figures.slo_used <= 1.0).mean())
     goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}
-    others = set(slo.every_key) - {"p95_ttft_ms", "mean_itl_ms"}
-    if others or (figures.mean_itl_ms > slo.columns(job.workload)[1]).any():
-        return goals  # a wider limit of the TTFT, or a later start, would not help
-    if not slo.classes and math.isfinite(slo.limits.p95_ttft_ms):
-        # Servers that use nearly all of a limit at the rates as given may break it in another hour.
-        used, part = max(kept.used(bins, [hour])), NEARLY if hour == kept.given else 1.0
-        goals |= {_longer(job.workload, factor) for factor in LONGER if used <= part * factor}
-    if all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
+    others, used = set(slo.every_key) - set(USUAL), max(kept.used(bins, [hour]))
+    # Wider limits, or a later start, do not help if others break, too.
+    broken = (figures.mean_itl_ms > (slo.limits.mean_itl_ms if others else slo.columns(job.workload)[1])).any()
+    if others:
+        late = (figures.p95_ttft_ms > slo.limits.p95_ttft_ms).any()
+        broken = broken or late or used > max(1.0, figures.slo_used.max())
+    if broken:
+        return goals
+    # Servers that use nearly all of a limit at the rates as given may break it in another hour.
+    part = NEARLY if hour == kept.given else 1.0
+    goals |= {goal for goal, factor in _longer(job.workload).items() if used <= part * factor}
+    if not others and all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals
 

@@ -202,3 +202,16 @@ def test_a_server_without_requests_keeps_limits_of_latency(toy_profile: Profile)
     found = evaluate_plan(plan, duration_s=60.0)
     assert (found.holds, found.plan.reasons) == (True, ())
     assert plan.rooms[0].slo is not None
+
+
+def test_adapters_that_a_share_lets_break_the_limits_are_no_broken_limits() -> None:
+    """A plan that keeps its goal, of which one adapter in four may break it, was said to break it on its server, and to
+    hold."""
+    adapters = [packer.Adapter(f"a{k}", 8, 0.2) for k in range(3)]
+    adapters.append(packer.Adapter("long", 8, 0.1, input_tokens=packer.Lengths.constant(60_000)))
+    fleet = Workload(adapters).held_to("adapter_share=0.75")
+    found = evaluate_plan(packer.recommend(fleet, packer.load_profile("h100-64gb/llama-3.1-8b-instruct")))
+    assert found.plan.evaluations.slo_used.max() > 1.0
+    assert found.holds
+    assert found.over_limits == ()
+    assert found.to_dict()["hours_over_limits"] == 0

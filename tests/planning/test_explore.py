@@ -313,3 +313,20 @@ def test_too_few_servers_are_followed_by_as_many_as_splits_need(
     tried.clear()
     assert job.first_that_holds(30, 60) is None
     assert tried == [30]
+
+
+def test_a_number_that_tells_whether_any_holds_has_no_point(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After several numbers that break the limits the largest is tried: its plan, far from the one that is found, is no
+    row of the table of GPUs, unless it was asked for before or is the one found."""
+    job = Frontier(Workload([Adapter("a", 8, 1.0)]), server)
+    for fewest, known in ((12, False), (12, True), (60, False)):
+        points = {60: SimpleNamespace(holds=True)} if known else dict[int, SimpleNamespace]()
+
+        def at(n: int, _following: int | None = None, points=points, fewest=fewest) -> SimpleNamespace:  # type: ignore[no-untyped-def]
+            return points.setdefault(n, SimpleNamespace(holds=n >= fewest))
+
+        monkeypatch.setattr(job, "at", at)
+        monkeypatch.setattr(job, "_points", points)
+        assert job.first_that_holds(1, 60) == fewest
+        assert fewest in points
+        assert (60 in points) == (known or fewest == 60)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from packer import Adapter, Arrivals, Bin, Goal, Profile, Workload, seeds, simulate
+from packer import Adapter, Arrivals, Bin, Goal, Lengths, Profile, Workload, seeds, simulate
 from packer.planning import kept as kept_hours
 from packer.planning.busiest import peak
 from packer.planning.chance import HOURS
@@ -124,7 +124,7 @@ def test_a_server_near_its_limits_is_held_to_more_hours(
 
 def test_few_runs_of_adapters_alone_are_kept(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of adapters that must be split do not keep a run each: 60 of them took 1.7 GB."""
-    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(3 * MOST_LONE)])
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3, Lengths.constant(9 + k)) for k in range(3 * MOST_LONE)])
     simulated: list[Bin] = []
     monkeypatch.setattr(kept_hours, "lone_run", lambda _fleet, alone, _seed: simulated.append(alone) or object())
     kept = KeptHours(fleet, fleet, 0, Hours())
@@ -133,3 +133,16 @@ def test_few_runs_of_adapters_alone_are_kept(toy_profile: Profile, monkeypatch: 
     assert len(kept._lone) == MOST_LONE
     assert kept.lone(servers[-1]) is last
     assert simulated == servers
+
+
+def test_adapters_that_differ_by_rate_alone_have_one_run_alone(
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests one at a time do not depend on the rate: another draw would let some adapters keep a limit by luck."""
+    lengths = Lengths.constant(9), Lengths.constant(9), Lengths.constant(10)
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3 + k, each) for k, each in enumerate(lengths)])
+    monkeypatch.setattr(kept_hours, "lone_run", lambda *_: object())
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    first, same, other = (kept.lone(Bin((k,), toy_profile.settings(1, 8), toy_profile)) for k in range(3))
+    assert first is same
+    assert first is not other

@@ -115,11 +115,27 @@ def test_a_weaker_goal_is_not_nearly_broken(server: Profile, monkeypatch: pytest
 
 
 def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
-    """Where a limit of whole answers takes a GPU, no goal is named that would drop it and widen the TTFT instead."""
+    """Where a limit of whole answers takes a GPU, no goal is named that would drop it and widen the TTFT instead: the
+    limit itself is widened, and such a plan takes no more GPUs than is said."""
     fleet = Workload([Adapter("a", 16, 2.8), Adapter("b", 8, 1.5), Adapter("c", 16, 0.4)])
     found = packer.recommend(fleet, server, slo="p95_e2e_ms=9000")
     assert found.n_gpus > 1
-    assert all(goal.startswith("--slo adapter_share") for goal in found.statistics["weaker_goals"])
+    weaker = found.statistics["weaker_goals"]
+    assert all(goal.startswith(("--slo adapter_share", "--slo p95_e2e_ms")) for goal in weaker)
+    (wider,) = (goal for goal in weaker if goal.startswith("--slo p95_e2e_ms"))
+    assert packer.recommend(fleet, server, slo=wider.removeprefix("--slo ")).n_gpus <= weaker[wider]
+
+
+@pytest.mark.usefixtures("whole_hours")
+def test_a_plan_beyond_a_goal_that_no_gpus_keep_keeps_a_weaker_one() -> None:
+    """Where no number of GPUs keeps the goal, the plan has as many as the weaker goal takes that is named: it had two,
+    and three were said to be enough for ten times the limit."""
+    rates = np.random.default_rng(0).lognormal(0.0, 0.5, 400)
+    adapters = [Adapter(f"a{i}", (8, 16, 32)[i % 3], 4 * r) for i, r in enumerate((rates / rates.sum()).tolist())]
+    fleet = Workload(adapters, Lengths.gamma(mean=300, cv=0.7), Lengths.gamma(mean=200, cv=0.7))
+    h100 = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    found = packer.recommend(fleet, h100, slo="p95_ttft_ms=40")
+    assert found.statistics["weaker_goals"] == {"--slo p95_ttft_ms=400": found.n_gpus}
 
 
 @pytest.mark.parametrize(("broken", "goals"), [((), {"--slo p95_ttft_ms=5000": 3}), ((2,), {})])

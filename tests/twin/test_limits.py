@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 import packer
 from packer import Adapter, Lengths, Workload
 from packer.arrival import Arrivals, Bursts
 from packer.job import FineTuning
-from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, _more_slots, limit_of, thrashes
+from packer.twin import limits
+from packer.twin.limits import BEFORE_TRAFFIC, Limit, _limits, _more_slots, limit_of, setting_helps, thrashes
 from packer.twin.override import with_engine
 from packer.twin.run import Run
 
@@ -178,3 +183,13 @@ def test_first_loads_are_no_thrashing() -> None:
     assert many.adapter_loads > 24
     assert many.loads_per_request > 1.0
     assert not thrashes(many)
+
+
+def test_a_setting_that_serves_less_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latencies fall where fewer requests are served: such a setting is not advised, unless it is chance."""
+    profile = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    sim = SimpleNamespace(profile=profile, max_loras=8, served_share=0.9, closed_loop=False, slo_used=3.0)
+    for served, helps in ((0.88, False), (0.895, True)):
+        again = SimpleNamespace(status="ok", served_share=served, slo_used=0.5)
+        monkeypatch.setattr(limits, "_changed", lambda *_, again=again: again)
+        assert setting_helps(cast("Any", sim), 16) is helps
