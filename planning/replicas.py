@@ -114,8 +114,9 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
 
     def reachable(i: int, _parts: int = 1) -> bool:
         # Few requests may keep by luck a limit that an idle server breaks.
-        calm = not stop() and least(i) == 1 and kept.used([part(fleet, profile, i, 1)], most=[1.0])[0] <= SURE
-        return calm or fleet.slo.is_none or kept_idle(i)
+        known = not stop() and least(i) == 1 and not fleet.slo.is_none
+        calm = known and kept.used([part(fleet, profile, i, 1)], most=[1.0])[0] <= SURE
+        return fleet.slo.is_none or calm or kept_idle(i)
 
     found: dict[int, int | None] = {}
 
