@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
+
+from packer.arrays import FloatArray, IntArray
 from packer.operate.day import Period
 
 
@@ -16,43 +21,58 @@ def with_few_changes(
 ) -> list[Period]:  # fmt: skip
     """The periods of a day that repeats, each with its own servers or with those of another one of `others` that has as
     many of each kind and whose servers hold in it, too: where those of the morning hold in the evening, adapters go
-    back to where they were. `change_s`: the cost of a change from one period to the next one."""
-    options: list[list[Period]] = []
-    for each in periods:
-        own = {(each.plan.bins, each.servers): each}
-        for other in (*periods, *others):
-            if _kinds(other) == _kinds(each) and (key := (other.plan.bins, other.servers)) not in own:
-                own[key] = replace(each, plan=replace(each.plan, bins=other.plan.bins), servers=other.servers)
-        options.append(list(own.values()))
-    cost, known = cache(change_s), {id(each) for each in periods}
+    back to where they were. `change_s`: the cost of a change from the servers of one period to those of the next."""
+    known: dict[Any, int] = {}  # Number of each set of servers in their places.
+    sets: list[Period] = []  # A period with each of them.
+
+    def number(each: Period) -> int:
+        if (k := known.setdefault((each.plan.bins, each.servers), len(sets))) == len(sets):
+            sets.append(each)
+        return k
+
+    own = list(map(number, periods))
+    rest = dict.fromkeys(map(number, (*periods, *others)))
+    kinds = [_kinds(each) for each in sets]
+    options = [[k, *(j for j in rest if j != k and kinds[j] == kinds[k])] for k in own]
+    held = {(t, k) for t, k in enumerate(own)}
+    cost = cache(lambda one, other: change_s(sets[one], sets[other]))
     while True:
-        found = _cheapest(options, cost)
-        doubtful = [(k, each) for k, each in enumerate(found) if id(each) not in known]
-        for k, each in doubtful:
-            if holds(each):
-                known.add(id(each))
-            else:
-                options[k] = [other for other in options[k] if other is not each]
-        if all(each in own for each, own in zip(found, options, strict=True)):
+        chosen = list(enumerate(_cheapest(options, cost)))
+        found = [each if k == own[t] else _on(each, sets[k]) for (t, k), each in zip(chosen, periods, strict=True)]
+        refused = [(t, k) for t, k in chosen if (t, k) not in held and not holds(found[t])]
+        if not refused:
             return found
+        held |= {*chosen} - {*refused}
+        for t, k in refused:
+            options[t].remove(k)
+
+
+def _on(each: Period, other: Period) -> Period:
+    """A period on the servers of another one."""
+    return replace(each, plan=replace(each.plan, bins=other.plan.bins), servers=other.servers)
 
 
 def _kinds(each: Period) -> Counter[str]:
     return Counter(item.profile.name for item in each.plan.bins)
 
 
-def _cheapest(options: Sequence[Sequence[Period]], cost: Callable[[Period, Period], float]) -> list[Period]:
+def _cheapest(options: Sequence[Sequence[int]], cost: Callable[[int, int], float]) -> list[int]:
     """One option of each period, so that the changes of a day that repeats cost least in total; among equals, the
     first."""
-    best: tuple[float, list[Period]] | None = None
-    for first in options[0]:
-        paths = [(0.0, [first])]
-        for own in options[1:]:
-            paths = [
-                min(((s + cost(path[-1], each), [*path, each]) for s, path in paths), key=lambda p: p[0])
-                for each in own
-            ]
-        closed = min(((s + cost(path[-1], first), path) for s, path in paths), key=lambda p: p[0])
-        best = closed if best is None or closed[0] < best[0] else best
-    assert best is not None
-    return best[1]
+
+    def costs(before: Sequence[int], after: Sequence[int]) -> FloatArray:
+        return np.array([[cost(one, other) for other in after] for one in before])
+
+    # By the option of the first period and that of the last one so far: the least cost, and the option before that.
+    least = np.where(np.eye(len(options[0]), dtype=np.bool_), 0.0, np.inf)
+    before: list[IntArray] = []
+    for one, other in pairwise(options):
+        sums = least[:, :, np.newaxis] + costs(one, other)
+        before.append(sums.argmin(axis=1))
+        least = sums.min(axis=1)
+    least = least + costs(options[-1], options[0]).T
+    first, last = divmod(int(least.argmin()), least.shape[1])
+    found = [last]
+    for each in reversed(before):
+        found.append(int(each[first, found[-1]]))
+    return [own[k] for own, k in zip(options, reversed(found), strict=True)]

@@ -20,6 +20,13 @@ from packer.profile import Profile
 from packer.workload import Workload
 
 
+class _Whole(Frontier):
+    """The plans of a fleet of which a plan without split adapters keeps the goal: none is simulated alone."""
+
+    def _split(self) -> None:
+        pass
+
+
 @dataclass(eq=False)
 class Periods:
     """A fleet of one base model, on one kind of server, at the rates of some periods. `rates`: float64 (n,) for each
@@ -69,10 +76,17 @@ class Periods:
         others = [Hour(self._raised(each), seed) for each in hotter]
         return KeptHours(fleet, self._raised(fleet), seed, self.hours, others)
 
-    def plan(self, names: Collection[str], max_gpus: int | None = None, running: Sequence[Bin] = ()) -> Plan | None:
+    def plan(
+        self,
+        names: Collection[str],
+        max_gpus: int | None = None,
+        running: Sequence[Bin] = (),
+        known: Sequence[Bin] = (),
+    ) -> Plan | None:
         """The fewest servers that keep the goal in these periods, found as `packer.recommend` finds them. None: no plan
-        on at most `max_gpus` keeps it. `running`: servers that the plan stays close to."""
-        task = self._task(names, max_gpus, running)
+        on at most `max_gpus` keeps it. `running`: servers that the plan stays close to; `known`: those that keep it."""
+        whole = known and self.fleet.slo.adapter_share == 1.0 and not any(item.is_split for item in known)
+        task = self._task(names, max_gpus, running, _Whole if whole else Frontier)
         try:
             plan = judged(task)
             if plan is None or plan.verified is False:
@@ -85,8 +99,10 @@ class Periods:
         """If `plan` finds none: the plan that breaks the goal least, whose reasons say what would help."""
         return planned(self._task(names, max_gpus))
 
-    def _task(self, names: Collection[str], max_gpus: int | None, running: Sequence[Bin] = ()) -> Deployment:
-        job = Frontier(self.busiest(names), self.profile, known=self.hours, **vars(self.asked))
+    def _task(
+        self, names: Collection[str], max_gpus: int | None, running: Sequence[Bin] = (), kind: type[Frontier] = Frontier
+    ) -> Deployment:
+        job = kind(self.busiest(names), self.profile, known=self.hours, **vars(self.asked))
         job.kept = self._kept(names)
         return Deployment(job, max_gpus, tuple(running))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from packer.arrival import Arrivals
 from packer.errors import ValidationError
 from packer.lengths import Lengths
 from packer.operate.schedule import periods_of_trace, schedule, trends_of_rates
+from packer.plan import Plan
+from packer.planning import explore
+from packer.planning.periods import Periods
 from packer.testing.analytic import small_profile
 from packer.traces.trace import Trace
 from packer.workload import Workload
@@ -78,3 +82,27 @@ def test_a_period_of_which_a_log_shows_a_part_has_the_trend_of_that_part() -> No
     """The time after the end of a log is not the end of the load in its last period, of one day or of several."""
     assert _steady(4 + 1 / 3, last_s=1200.0, per_s=5.0)["04:00"] == ()
     assert _steady(48 + 1 / 3)["00:00"] == ()
+
+
+def test_fewer_servers_than_those_that_hold_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A period is searched below the servers that keep the goal in it: those of the period beside it, else the static
+    ones; where these split no adapter, none is simulated alone."""
+    searched: list[tuple[int, int]] = []
+    alone: list[Any] = []
+    plan, needed = Periods.plan, explore.needed
+
+    def counted(self: Periods, names: Any, most: int | None = None, running: Any = (), known: Any = ()) -> Plan | None:
+        if known:
+            assert self.hold(names, known)
+            searched.append((most or 0, len(known)))
+        return plan(self, names, most, running, known)
+
+    monkeypatch.setattr(Periods, "plan", counted)
+    monkeypatch.setattr(explore, "needed", lambda *given, **more: alone.append(1) or needed(*given, **more))
+    peak = 1.0 - 0.9 * np.cos(2.0 * np.pi * np.arange(6) / 6.0)
+    fleet = Workload([Adapter(f"a{i}", 8, 0.3) for i in range(30)], *LONG)
+    found = schedule(fleet, PROFILE, {str(t): np.full(30, 0.75 * each) for t, each in enumerate(peak)}, margin=0.0)
+    assert searched
+    assert all(most == known - 1 for most, known in searched)
+    assert {known for _, known in searched} > {found.static.n_gpus}
+    assert len(alone) == 1
