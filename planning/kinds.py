@@ -121,7 +121,7 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
             kinds = sorted(offered, key=lambda each: (each.name, each.fingerprint))
             mine = {each: margins[each] for each in kinds}
             job = begun(own, kinds[0], margin=max(mine.values()), confidence=None)
-            kept = [profile for profile, option in zip(offered, found, strict=True) if option.holds]
+            kept = [option.plan.bins for option in found if option.holds]
             mix = Mix(job, profiles=kinds, margins=mine, parts=parts, kept=kept)
             mixed = judged(mix)
             if mixed is not None and mixed.verified:
@@ -140,13 +140,13 @@ class Mix(Deployment):
     """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
 
     `margins`: the margin of each kind; that of the job is the largest. `parts`: number of equal parts of each adapter
-    that is too hot for a server of some kind. `kept`: the kinds that keep the limits alone.
+    that is too hot for a server of some kind. `kept`: the servers of each kind that keeps the limits alone.
     """
 
     profiles: Sequence[Profile] = ()
     margins: Mapping[Profile, float] = field(default_factory=dict)
     parts: Mapping[int, int | None] = field(default_factory=dict)
-    kept: Sequence[Profile] = ()
+    kept: Sequence[Sequence[Bin]] = ()
     banded = False
 
     def __post_init__(self) -> None:
@@ -156,10 +156,10 @@ class Mix(Deployment):
         self._left = self._further()
 
     def propose(self) -> Plan | None:
-        """The mix that the solver `mixed` finds for throughput alone: no mix that keeps the goal is cheaper. If that is
-        a kind that keeps the goal alone, there is no mix to look for; if it is another kind, those for `repair`."""
+        """The mix that the solver `mixed` finds for throughput alone: no mix that keeps the goal is cheaper. If a kind
+        alone keeps the goal for as little, there is no mix to look for; if it is one kind, those for `repair`."""
         bins = self._mixed(MIXED[0], [range(len(self.split.fleet))])
-        if not bins or (len(_kinds(bins)) == 1 and bins[0].profile in self.kept):
+        if not bins or any(self._cost(servers) <= self._cost(bins) for servers in self.kept):
             return None
         return self._tried(bins) or next(self._left, None)
 
@@ -179,23 +179,33 @@ class Mix(Deployment):
         ways: list[list[Sequence[int]]] = [[whole], [*classes.values()]]
         found = [self._mixed(MIXED[0], each, within=True) for each in ways[: len(classes)]]
         found = [bins for bins in found if len(_kinds(bins)) > 1]
-        found.sort(key=lambda bins: sum(item.profile.gpu.price_per_hour or 1.0 for item in bins))
+        found.sort(key=self._cost)
         yield from map(self._tried, found)
         for tighter in MIXED[1:] if found else ():
             yield self._tried(self._mixed(tighter, [whole]))
+
+    @property
+    def _priced(self) -> bool:
+        return all(profile.gpu.price_per_hour is not None for profile in self.profiles)
+
+    def _cost(self, bins: Sequence[Bin]) -> float:
+        """Price of servers per hour, or their GPUs if a kind has no price."""
+        priced = self._priced
+        return math.fsum(
+            (item.profile.gpu.price_per_hour or 0.0) if priced else item.profile.engine.gpus for item in bins
+        )
 
     def _mixed(self, tighter: float, groups: Sequence[Sequence[int]], *, within: bool = False) -> list[Bin]:
         """The servers of a mix, with each group of adapters on servers of its own; none if no plan was found."""
         job, bins = self.job, list[Bin]()
         job.progress("searching for a cheaper mix of kinds", 0, 0)
-        priced = all(profile.gpu.price_per_hour is not None for profile in self.profiles)
         fleet = self.split.fleet if within else self.split.fleet.with_arrivals(Arrivals())
         margins = {profile: own + tighter for profile, own in self.margins.items()}
         part = min(1.0, 2.0 / len(groups))
         for members in () if job.over() else groups:
             own, left_s = fleet.subset(members), job.remaining_s()
             plan = solve(
-                own, self.profiles, "cost" if priced else "gpus", solver=Mixed(part * _MIXED_S),
+                own, self.profiles, "cost" if self._priced else "gpus", solver=Mixed(part * _MIXED_S),
                 slo=own.slo if within else None, margin=margins, seed=job.seed, stop=job.stop, verify=False,
                 with_headroom=False,
                 time_limit_s=limit_of(left_s if math.isinf(left_s) else part * min(_MIXED_S, left_s)),

@@ -296,10 +296,13 @@ def test_each_class_may_have_the_kind_that_is_cheapest_for_it(
         kept=SimpleNamespace(holds=lambda *_: True, broken_later=lambda *_: True),
     )  # fmt: skip
     offered, margins = [dear, cheap], {dear: 0.0, cheap: 0.0}
-    assert judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins, kept=[cheap])) is None
+    alone = [replace(item, profile=cheap) for item in plan.bins]
+    assert judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins, kept=[alone])) is None
     assert not tried
-    judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins))
-    assert tried == [[((0,), "dear"), ((1,), "cheap")], [((0,), "dear"), ((1,), "cheap"), ((0,), "dear")]]
+    for kept in ([], [alone * 2]):  # a kind that keeps the goal alone, but with more servers than serve the load
+        judged(kinds.Mix(cast("Any", job), profiles=offered, margins=margins, kept=kept))
+        assert tried == [[((0,), "dear"), ((1,), "cheap")], [((0,), "dear"), ((1,), "cheap"), ((0,), "dear")]]
+        tried.clear()
 
 
 def test_a_mix_divides_an_adapter_that_is_too_hot_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +321,8 @@ def test_a_mix_divides_an_adapter_that_is_too_hot_for_a_server(monkeypatch: pyte
     monkeypatch.setattr(kinds, "solve", solved)
     monkeypatch.setattr(kinds.Mix, "judge", lambda _mix, plan, _number: replace(plan, verified=True))
     monkeypatch.setattr(kinds, "cheapest", lambda found: found[-1])
-    alone = SimpleNamespace(status=Status.FEASIBLE, price_per_hour=9.0, n_gpus=9, time_limit_reached=False)
+    bins = [Bin((0, 1), offered[0].settings(2, 8), offered[0])] * 9
+    alone = SimpleNamespace(status=Status.FEASIBLE, bins=bins, price_per_hour=9.0, n_gpus=9, time_limit_reached=False)
     monkeypatch.setattr(kinds, "planned", lambda _task: alone)
     monkeypatch.setattr(kinds, "completed", lambda _mix, plan: plan)
     said = list[str]()
