@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 import packer
-from packer.cli.declare import bundle, option, typed
+from packer.cli.declare import bundle, option, pairs, shared_help, typed
 from packer.cli.options import DEFAULT_PROFILE, common
-from packer.cli.settings import ServerSettings
+from packer.cli.settings import CHOSEN, NO_LAW, OF_LOGS, SERVER_SETTINGS, ServerSettings
 from packer.cli.traffic import refuse_unused
 
 
@@ -25,6 +26,9 @@ class KindArguments(ServerSettings):
         number]
     """
 
+    settings: dict[str, tuple[Any, ...]] = pairs(
+        "--set", names=SERVER_SETTINGS, refused=NO_LAW | CHOSEN | OF_LOGS, help=shared_help()["set-of-gpu"]
+    )
     gpu_names: tuple[str, ...] = common("gpu", callback=None)
     model: str | None = common("model")
     profile_names: tuple[str, ...] = common(

@@ -41,8 +41,11 @@ def console(*, stderr: bool = False) -> Console:
             raise BrokenPipeError
 
     stream = sys.stderr if stderr else results()
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Patient(file=stream, width=width, highlight=False, soft_wrap=False, no_color=stderr or None)
+    if stream.isatty():  # rich takes a terminal without cursor movement (TERM=dumb) to have 80 columns
+        width, height = shutil.get_terminal_size() if os.environ.get("TERM") == "dumb" else (None, None)
+    else:
+        width, height = None if "COLUMNS" in os.environ else PIPE_WIDTH, None
+    return Patient(file=stream, width=width, height=height, highlight=False, soft_wrap=False, no_color=stderr or None)
 
 
 def import_meanwhile(*modules: str) -> threading.Thread:

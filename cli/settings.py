@@ -39,10 +39,19 @@ NO_PROFILE = dict.fromkeys(
     "FILE.toml",
 )
 """Options of other commands that are refused if a command takes one profile, with the reason."""
+CHOSEN = dict.fromkeys(
+    ("max-loras", "max-lora-rank"),
+    "the plan chooses it for each server; packer simulate WORKLOAD --max-loras N shows one server with it",
+)
+OF_LOGS = dict.fromkeys(
+    ("rank", "ranks"),
+    "the workload has the ranks; packer workload from-log LOG --ranks FILE.csv -o fleet.csv makes one of a log",
+)
+"""Options of other commands that are refused if a command plans for a workload, with the reason."""
 ENGINE_SETTINGS: Readers = {
     **dict.fromkeys(("max-num-seqs", "max-model-len", "max-num-queued-reqs"), numbers(int)),
     "gpu-memory-utilization": numbers(float),
-    "vllm-version": lambda text: (text,),
+    "vllm-version": lambda text: (text.removeprefix("v"),),
     "block-size": numbers(int),
     "prefix-caching": lambda text: (switch(text),),
     "async-scheduling": lambda text: (switch(text),),

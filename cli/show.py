@@ -22,11 +22,11 @@ class Shown:
     """What is shown.
 
     adapters: Where this adapter is and what it gets, instead of the whole plan; repeatable.
-    other_path: What changes from PLAN to this plan: servers that go on, start and stop, adapters that move.
+    other_path: What changes from PLAN to the plan OTHER: servers that go on, start and stop, adapters that move.
     """
 
     adapters: tuple[str, ...] = option("--adapter", multiple=True, metavar="NAME")
-    other_path: str | None = option("--diff", metavar="PLAN")
+    other_path: str | None = option("--diff", metavar="OTHER")
 
 
 @command

@@ -322,7 +322,9 @@ def assignments(text: str, known: Iterable[str] = KEYS) -> dict[str, float]:
         key, equals, value = part.partition("=")
         key = SPELLINGS.get(key.strip(), key.strip())
         if not equals or key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            words = sorted(key.split("_"))
+            near = [each for each in known if sorted(each.split("_")) == words]  # ttft_p95_ms
+            near = near or difflib.get_close_matches(key, known, n=1)
             hint = f" Did you mean {near[0]}?" if near and equals else ""
             raise ValidationError(
                 f"Expected a latency goal as [CLASS:]KEY=VALUE,… such as p95_ttft_ms=500,mean_itl_ms=50, got "

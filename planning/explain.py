@@ -245,7 +245,7 @@ def outcome(
         most = starving[-1]
         gpus = counted(most, "GPU")
         starves = f"{gpus} starve{'s' if most == 1 else ''}."
-        does = "serves the load" if breaking is not None else "keeps the goal"
+        does = "serves the load" if breaking is not None or serving else "keeps the goal"
         lines.append(starves if most < needed else f"On {gpus} no plan was found that {does}.")
     return "\n".join(lines)
 

@@ -132,9 +132,9 @@ def recommend(
 
         if min_gpus is not None or at_hand:
             raise IncompatibleError(
-                "Limits on GPUs go with an objective where there are several kinds of server or models, and --min-gpus "
-                "with one: packer solve --objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100, or another goal or "
-                "objective."
+                "Limits on GPUs of several kinds of server, or for several models, go with an objective, such as "
+                "packer solve --objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100. --min-gpus goes with one kind "
+                "and one model."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])

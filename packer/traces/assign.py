@@ -107,12 +107,13 @@ class Ranks:
 
 @reader
 def read_ranks(path: str | os.PathLike[str]) -> dict[str, int]:
-    """Adapter → rank from a CSV file with the columns adapter,rank."""
+    """Adapter → rank from a CSV file with the columns adapter,rank, and perhaps others of a workload, unread."""
     from packer.io.files import read_text
     from packer.io.tables import by_adapter, check_columns, csv_rows
+    from packer.io.workloads import OPTIONAL
 
     names, rows = csv_rows(read_text(path))
-    check_columns(names, ("adapter", "rank"), ())
+    check_columns(names, ("adapter", "rank"), ("rate", *OPTIONAL))
     return {name: row.integer("rank", low=0, high=MAX_RANK) for name, row in by_adapter(rows)}
 
 

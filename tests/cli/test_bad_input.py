@@ -248,6 +248,8 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
         ("solv f.csv", "No such command 'solv'. Did you mean 'solve'"),
         ("simulate f.csv --max-loras 0", "max_loras of a server with adapters"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 24", "24"),
+        ("solve f.csv --max-loras 8", "--max-loras: the plan chooses it .*packer simulate WORKLOAD --max-loras"),
+        ("solve f.csv --ranks ranks.csv", "--ranks: the workload has the ranks; packer workload from-log"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 8", "16"),
         ("simulate f.csv --max-loras 8 --duration 0", "--duration"),
         ("compare f.csv --sweep adapters=4,0", "a number of adapters .*, got 0"),

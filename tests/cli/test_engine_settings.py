@@ -155,6 +155,13 @@ def test_refused_settings_say_what_is_allowed(fleet: str, capsys: Capture, setti
     assert re.search(said, " ".join(capsys.readouterr().err.split()))
 
 
+def test_a_version_is_read_as_its_tag_is_written(fleet: str, tmp_path: Path) -> None:
+    """v0.11.0 is 0.11.0: names of plans and of profiles hold no letter that other versions do not have."""
+    path = tmp_path / "p.json"
+    assert run(["solve", fleet, "--vllm-version", "v0.11.0", "-o", str(path), "-q"]) == 0
+    assert load_plan(str(path)).bins[0].profile.engine.version == "0.11.0"
+
+
 @pytest.mark.parametrize(("given", "said"), [("", True), (",draft_pass_ms=0.8", False)])
 def test_drafters_without_a_time_are_noted(fleet: str, capsys: Capture, given: str, said: bool) -> None:
     """Speculative decoding looks better than it is if its passes take no time."""

@@ -158,6 +158,15 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     assert output.console().no_color
 
 
+def test_a_terminal_without_cursor_movement_has_its_own_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On TERM=dumb, such as an editor's shell, lines are as wide as the terminal, not as 80 columns."""
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    for width in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert output.console().width == width
+
+
 def test_number_lists() -> None:
     """Lists are numbers with commas between them, spans with a step, and of a grid all between two numbers."""
     assert numbers(int)("8:16:4,8") == (8, 12, 16, 8)

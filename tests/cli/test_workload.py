@@ -200,7 +200,7 @@ def test_ranks_are_given_and_never_assumed(
     Path("t.csv").write_text("timestamp,adapter,input_tokens,output_tokens\n0,a,5,6\n4,b,7,8\n")
     rows = [{"time": 4 * k, "model": name, "prompt_tokens": 5, "completion_tokens": 6} for k, name in enumerate("ab")]
     Path("log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    Path("ranks.csv").write_text("adapter,rank\na,8\n")
+    Path("ranks.csv").write_text("adapter,rank,rate\na,8,0.3\n")  # of a workload, only the ranks count
     for source in ("from-log t.csv", "from-log log.jsonl"):
         command = f"workload {source} -o f.csv --force"
         assert run(command.split()) == 2

@@ -31,6 +31,15 @@ def test_other_texts_are_refused(text: str) -> None:
         Slo().parsed([text])
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"), [("ttft_p95_ms", "p95_ttft_ms"), ("p98_ttft_ms", "p99_ttft_ms"), ("itl_mean_ms", "mean_itl_ms")]
+)
+def test_the_key_that_is_meant_is_suggested(key: str, meant: str) -> None:
+    """A key with the right words in another order is that key, though another one is spelled more alike."""
+    with pytest.raises(ValidationError, match=rf"Did you mean {meant}\?"):
+        Slo().parsed([f"{key}=500"])
+
+
 @pytest.mark.parametrize("value", [None, 5, {"p95_ttft_ms": 5.0}, ["p95_ttft_ms=5"], b"p95_ttft_ms=5"])
 def test_a_goal_is_read_from_text_alone(value: object) -> None:
     """Anything else is refused with the rule."""
