@@ -10,14 +10,18 @@ from click.core import ParameterSource
 import packer
 from packer.cli.declare import Readers, bundle, pairs, shared_help
 from packer.cli.options import DEFAULT_PROFILE, Output, common, numbers
+from packer.errors import ValidationError, shown
 
 if TYPE_CHECKING:
     from packer.speculation import SpeculationSpec
 
 
 def switch(text: str) -> bool:
-    """Type of a value: true or false."""
-    return {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}[text.lower()]
+    """Type of a value: on or off."""
+    found = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}.get(text.lower())
+    if found is None:
+        raise ValidationError(f"Expected on or off, got {shown(text)}.")
+    return found
 
 
 def _speculation(text: str) -> SpeculationSpec:

@@ -78,6 +78,17 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [t for t in targets if not ((ROOT / page).parent / t).exists()] == []
 
 
+def test_every_page_is_linked() -> None:
+    """Who reads the documents as files, without the site's menu, comes to each page by a link on another one."""
+    linked = {
+        (ROOT / page).parent.joinpath(target).resolve()
+        for page in PAGES
+        for target in LINK.findall((ROOT / page).read_text("utf-8"))
+    }
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.resolve() not in linked]
+    assert [str(path.relative_to(ROOT)) for path in pages] == []
+
+
 def test_readme_names_every_command() -> None:
     """A reader of the README learns of each command."""
     text = (ROOT / "README.md").read_text("utf-8")

@@ -146,6 +146,7 @@ def test_data_parallel_servers_are_planned(tmp_path: Path, capsys: Capture) -> N
             "one of draft_model, eagle, eagle3, mtp",
         ),
         ("speculation=mtp:num_speculative_tokens=3,acceptance=1.5", "acceptance .* <= 1, got 1.5"),
+        ("prefix-caching=yes", "prefix-caching: Expected on or off, got 'yes'"),
         ("speculation=mtp", "METHOD:num_speculative_tokens=N,acceptance=SHARE"),
     ],
 )
