@@ -75,6 +75,8 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
         said = f"The plan holds in {counted(len(found.beyond), 'simulated hour')}."
     elif found.over_limits and found.holds and not plan.limits:
         said = f"The plan holds. It was made for {plan.objective}, not for these limits."
+    elif found.holds and found.rarely:  # a reason of the plan says in how many hours, and for which adapter
+        said = "The plan holds: its latency limits break rarely."
     lines.append(Judged(said, found.holds))
     if found.holds or not (found.over_limits or found.broken):
         lines += [f"{reason}." for reason in plan.reasons]

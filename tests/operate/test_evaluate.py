@@ -157,6 +157,8 @@ def test_a_verdict_near_chance_says_on_how_many_hours_it_stands(plan: Plan) -> N
     found = evaluate_plan(plan, rate_factor=0.5)
     said = [str(each) for each in conclusion_lines(replace(found, beyond=(0.0,) * 4))]
     assert any("The plan holds in 4 simulated hours." in each for each in said)
+    said = [str(each) for each in conclusion_lines(replace(found, beyond=(0.0, 1.0, 0.0, 0.0)))]
+    assert any("The plan holds: its latency limits break rarely." in each for each in said)
     assert any(re.search(r"has the least headroom: about \+\d+ %\.", each) for each in said)
 
 
