@@ -12,7 +12,7 @@ from packer import Adapter, Arrivals, Bin, Goal, Lengths, Profile, Workload, see
 from packer.planning import kept as kept_hours
 from packer.planning.busiest import peak
 from packer.planning.chance import HOURS
-from packer.planning.kept import DRAWN, MOST_LONE, Hour, KeptHours
+from packer.planning.kept import DRAWN, MOST_LONE, SERVER_HOURS, Hour, KeptHours
 from packer.twin.hours import Hours
 
 
@@ -55,6 +55,19 @@ def test_hours_that_vary_are_kept_in_all_sets(
     bins = [Bin((0,), toy_profile.settings(1, 8), toy_profile)]
     kept.broken_later(bins, 2)
     assert seen[0] == [hour for number in sets for hour in kept.fresh(bins, number)]
+
+
+def test_fleets_with_very_long_requests_are_tried_in_many_hours_at_raised_rates(toy_profile: Profile) -> None:
+    """A few long requests start a queue that does not end: that few fresh hours have none is luck."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(2)])
+    uneven = replace(fleet, input_tokens=Lengths.gamma(500.0, 3.0), output_tokens=Lengths.gamma(350.0, 2.5))
+    bins = [Bin((k,), toy_profile.settings(1, 8), toy_profile) for k in range(2)]
+    raised = uneven.scaled(1.1)
+    hours = KeptHours(uneven, raised, 0, Hours()).fresh(bins)
+    assert len(hours) * len(bins) >= SERVER_HOURS
+    assert {id(hour.fleet) for hour in hours} == {id(raised)}
+    (hour,) = KeptHours(fleet, raised, 0, Hours()).fresh(bins)
+    assert hour.fleet is fleet
 
 
 def test_busy_hours_are_the_busiest_of_those_drawn_for_each_server(toy_profile: Profile) -> None:
