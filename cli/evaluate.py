@@ -247,9 +247,11 @@ def _follow(
                 notes = given_ranks.unseen(measured.names) if traffic.every_s is None else []
                 given: dict[str, Any] = {"tolerance": traffic.tolerance, "predictor": changes.predictor}
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
+                shown_s = traffic.window_s
                 if log is not None:
                     notes += log.notes
                     requests = busiest_requests(log, traffic.window_s)
+                    shown_s = min(shown_s, log.start_s + log.span_s - requests.start_s)
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s
@@ -264,7 +266,7 @@ def _follow(
                         if traffic.seen_path is not None:
                             write_workload(rounded(_ranked(plan, seen, given_ranks)), traffic.seen_path, force=True)
                 finally:
-                    out.result(found.to_dict, partial(drift_lines, plan, path, found, traffic))
+                    out.result(found.to_dict, partial(drift_lines, plan, path, found, traffic, shown_s))
                 if traffic.every_s is None:
                     return 3 if found.advice == "replan" else 0
             time.sleep(traffic.every_s or 0.0)

@@ -118,8 +118,11 @@ def conclusion(broken: int, gpus: int, unplaced: int, late: int = 0) -> str:
     return f"{text}{f', and {without}' if unplaced else ''}. packer solve --from makes the next one."
 
 
-def drift_lines(plan: packer.Plan, path: str, found: Drift, traffic: ObservedTraffic) -> list[Part]:
-    """Table of servers at the measured rates, the rates that drifted, and the advice. `path`: the plan's file."""
+def drift_lines(plan: packer.Plan, path: str, found: Drift, traffic: ObservedTraffic, shown_s: float) -> list[Part]:
+    """Table of servers at the measured rates, the rates that drifted, and the advice. `path`: the plan's file.
+    `shown_s`: time in which the rates were measured, which is shorter than the window if the log is."""
+    from packer.operate.view import lasting
+
     lines: list[Part] = [servers_table(plan, found.evaluation)]
     if found.drifted:
         rates = ((each.adapter, each.planned, each.measured) for each in found.drifted[:SHOWN])
@@ -128,7 +131,7 @@ def drift_lines(plan: packer.Plan, path: str, found: Drift, traffic: ObservedTra
         lines.append(Table("Rates that drifted most, requests/s", columns, rows))
     hour = "Busiest" if traffic.log_path is not None and traffic.every_s is None else "Last"
     lines.append(
-        f"{hour} {traffic.window_s / 60:g} min: offered load {number(found.measured_tok_s, 0)} tok/s, "
+        f"{hour} {lasting(shown_s)}: offered load {number(found.measured_tok_s, 0)} tok/s, "
         f"planned for {number(found.planned_tok_s, 0)}; "
         f"{len(found.drifted)} of {len(plan.workload)} rates drifted, "
         f"{counted(len(found.new_adapters), 'new adapter')}, {len(found.silent_adapters)} silent."

@@ -57,6 +57,12 @@ class View:
         return table, {at: loads[at], **loads}
 
 
+def lasting(span_s: float) -> str:
+    """A length of time in words: "20 min"."""
+    units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
+    return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
+
+
 @dataclass(frozen=True, eq=False)
 class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
@@ -82,9 +88,7 @@ class Observed:
     @property
     def span(self) -> str:
         """Length of the observation, in words."""
-        span_s = self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s
-        units = ((1.0, "s", 100.0), (60.0, "min", 90.0), (HOUR_S, "h", 48.0), (24 * HOUR_S, "days", math.inf))
-        return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
+        return lasting(self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s)
 
     @property
     def planned_for(self) -> str:
