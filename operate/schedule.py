@@ -271,8 +271,8 @@ class _Day:
     ) -> Sequence[Bin]:  # fmt: skip
         """The fewest servers that keep the goal in some periods; those of one of the periods `alone` if these keep
         the goal in all of them; the static ones if no smaller number does."""
-        size = group.periods.profile.engine.gpus
-        if len(static) == 1 or self.whole.asked.stop():
+        fewer = (len(static) - 1) * group.periods.profile.engine.gpus
+        if not fewer or self.whole.asked.stop():
             return static
         if alone and all(list(bins) == list(alone[0]) for bins in alone):
             return alone[0]  # each period has been judged with these
@@ -281,11 +281,10 @@ class _Day:
             most = max(map(len, alone), default=0)
             held = (bins for bins in alone if len(bins) == most and group.periods.hold(names, bins))
             if (bins := next(held, None)) is None:
-                # Servers of the period beside it that hold here, too, stay unless fewer do.
-                bins = running if len(running) < len(static) and group.periods.hold(names, running) else static
-                if most < len(static) and len(bins) > 1:
-                    found = group.periods.plan(names, (len(bins) - 1) * size, running, bins)
-                    bins = bins if found is None else found.bins
+                bins = running if len(running) == 1 and group.periods.hold(names, running) else static
+                if most < len(static) == len(bins):
+                    found = group.periods.plan(names, fewer, running, static)
+                    bins = static if found is None else found.bins
             self._fewer[key] = bins
         return self._fewer[key]
 

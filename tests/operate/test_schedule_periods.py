@@ -84,25 +84,25 @@ def test_a_period_of_which_a_log_shows_a_part_has_the_trend_of_that_part() -> No
     assert _steady(48 + 1 / 3)["00:00"] == ()
 
 
-def test_fewer_servers_than_those_that_hold_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A period is searched below the servers that keep the goal in it: those of the period beside it, else the static
-    ones; where these split no adapter, none is simulated alone."""
-    searched: list[tuple[int, int]] = []
+def test_what_is_known_to_hold_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server that also holds in the period beside its own stays there without a search. Where the static servers
+    split no adapter, none is simulated alone again."""
+    searched: list[str] = []
     alone: list[Any] = []
     plan, needed = Periods.plan, explore.needed
 
     def counted(self: Periods, names: Any, most: int | None = None, running: Any = (), known: Any = ()) -> Plan | None:
         if known:
             assert self.hold(names, known)
-            searched.append((most or 0, len(known)))
+            searched.extend(names)
         return plan(self, names, most, running, known)
 
     monkeypatch.setattr(Periods, "plan", counted)
     monkeypatch.setattr(explore, "needed", lambda *given, **more: alone.append(1) or needed(*given, **more))
-    peak = 1.0 - 0.9 * np.cos(2.0 * np.pi * np.arange(6) / 6.0)
     fleet = Workload([Adapter(f"a{i}", 8, 0.3) for i in range(30)], *LONG)
-    found = schedule(fleet, PROFILE, {str(t): np.full(30, 0.75 * each) for t, each in enumerate(peak)}, margin=0.0)
-    assert searched
-    assert all(most == known - 1 for most, known in searched)
-    assert {known for _, known in searched} > {found.static.n_gpus}
+    rates = {str(t): np.full(30, rate) for t, rate in enumerate((0.08, 0.09, 0.08, 1.4))}
+    found = schedule(fleet, PROFILE, rates, trends={}, margin=0.0)
+    assert [(each.names, each.gpus > 1) for each in found.periods] == [(("0", "1", "2"), False), (("3",), True)]
+    assert "3" in searched
+    assert "1" not in searched
     assert len(alone) == 1
