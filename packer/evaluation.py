@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, astuple, dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -92,7 +92,17 @@ class Evaluation(_Figures[float, bool]):
     answer; the share of its latency limits (`Workload.slo`) that the adapter nearest to them uses, infinite if the
     server starves or its queue grows; the share of requests within the limits; the throughput of these requests.
     `stable`: the queue does not grow (`Run.stable`); true if the predictor does not evaluate queues.
+    Two evaluations are equal if all figures are, where NaN equals NaN.
     """
+
+    def __eq__(self, other: object) -> bool:
+        return self._known() == other._known() if isinstance(other, Evaluation) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._known())
+
+    def _known(self) -> tuple[float | None, ...]:
+        return tuple(None if value != value else value for value in astuple(self))
 
     @property
     def feasible(self) -> bool:

@@ -136,6 +136,8 @@ def _hints(owner: Any) -> dict[str, Any]:
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """The type of a hint, and the types of its parts: of a union, its alternatives."""
     kind = get_origin(hint) or hint
+    if hasattr(kind, "__value__"):  # an alias by a `type` statement of Python 3.12, such as NumPy's NDArray
+        return _parts(kind.__value__)
     return (Union if kind is UnionType else kind), get_args(hint)
 
 

@@ -42,6 +42,15 @@ def test_columns_and_rows_say_the_same() -> None:
     assert type(columns[1].mean_itl_ms) is float
 
 
+def test_unknown_figures_are_equal() -> None:
+    """Two evaluations with the same figures are equal, in every version of Python, if some of them are unknown."""
+    ours, other = (row(slo_used=float("nan"), p99_ttft_ms=float("nan")) for _ in range(2))
+    assert ours == other
+    assert len({ours, other}) == 1
+    assert ours != row(slo_used=float("nan"))
+    assert ours != 1.0
+
+
 def test_served_share() -> None:
     """The served share is throughput / offered load, and 1 where nothing is offered."""
     assert row(offered_tok_s=10.0, total_token_throughput=9.0).served_share == pytest.approx(0.9)

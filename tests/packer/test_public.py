@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from typing_extensions import TypeAliasType
 
 import packer
 from packer.engines import VLLM
@@ -181,6 +183,21 @@ def test_iterators_and_infinite_limits_are_taken() -> None:
     plan = solved(slo={"p95_ttft_ms": np.inf, "mean_itl_ms": 500.0})
     found = packer.evaluate_plan(plan, add=iter([packer.Adapter("late", 8, 0.1)]), duration_s=9.0)
     assert found.plan.workload.names[-1] == "late"
+
+
+Columns = TypeAliasType("Columns", dict[str, npt.NDArray[np.float64]])
+
+
+@public
+def of_columns(columns: Columns) -> None:
+    """Take a mapping, by an alias as NumPy 2.5 has for arrays."""
+
+
+def test_aliases_of_types_are_read() -> None:
+    """A wrong value for a type that is an alias is named as for the type itself."""
+    of_columns({"a": np.zeros(2)})
+    with pytest.raises(ValidationError, match="Expected columns to be a mapping of texts to ndarray objects, got"):
+        of_columns([1.0])  # type: ignore[arg-type]
 
 
 def test_numbers_of_numpy_are_those_of_python() -> None:
