@@ -101,7 +101,7 @@ def test_a_share_of_the_adapters_may_break_their_limits(server: Profile) -> None
     assert several.n_gpus > 1
     again = packer.evaluate_plan(several)
     assert again.holds  # though most adapters of the server with the impossible one break theirs
-    assert again.over_limits
+    assert again.plan.evaluations.slo_used.max() > 1.0
 
 
 def test_limits_that_a_predictor_does_not_know_are_named(plan: Plan) -> None:
