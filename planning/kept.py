@@ -15,6 +15,7 @@ from packer.adapter import changed
 from packer.bin import Bin
 from packer.evaluation import AdapterFigures
 from packer.failover import without_server
+from packer.lengths import Lengths, length_moments
 from packer.planning.busiest import busiest
 from packer.planning.chance import HOURS, MOST, at_most, beyond, by_chance, looked_at
 from packer.planning.lone import lone_run
@@ -367,10 +368,13 @@ def _uneven(fleet: Workload) -> bool:
     if fleet.arrivals.trace is not None:
         return False
     own = [(a.input_tokens or fleet.input_tokens, a.output_tokens or fleet.output_tokens) for a in fleet.adapters]
-    mean, deviation = (
-        np.array([[getattr(each, name) for each in pair] for pair in own]).reshape(-1, 2) for name in ("mean", "cv")
-    )
-    tokens = mean.sum(axis=1)
-    squares = tokens**2 + ((mean * deviation) ** 2).sum(axis=1)
-    rates = fleet.rates
+    means, squares = np.array([[_moments(each) for each in pair] for pair in own]).T  # by length and adapter
+    tokens, rates = means.sum(axis=0), fleet.rates
+    squares = squares.sum(axis=0) + 2.0 * means.prod(axis=0)
     return bool((rates @ squares) * rates.sum() > UNEVEN * (rates @ tokens) ** 2)
+
+
+def _moments(lengths: Lengths) -> tuple[float, float]:
+    """E[L] and E[L²] of a length L, tokens: those of the distribution unless it is cut, which takes long."""
+    whole = lengths.mean, lengths.mean**2 * (1.0 + lengths.cv**2)
+    return whole if lengths.high is None else length_moments(lengths)

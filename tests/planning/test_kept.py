@@ -66,8 +66,10 @@ def test_fleets_with_very_long_requests_are_tried_in_many_hours_at_raised_rates(
     hours = KeptHours(uneven, raised, 0, Hours()).fresh(bins)
     assert len(hours) * len(bins) >= SERVER_HOURS
     assert {id(hour.fleet) for hour in hours} == {id(raised)}
-    (hour,) = KeptHours(fleet, raised, 0, Hours()).fresh(bins)
-    assert hour.fleet is fleet
+    cut = replace(fleet, input_tokens=Lengths.lognormal(500.0, 4.0, high=2000))
+    for even in (fleet, cut):  # long requests that are cut are not long
+        (hour,) = KeptHours(even, raised, 0, Hours()).fresh(bins)
+        assert hour.fleet is even
 
 
 def test_busy_hours_are_the_busiest_of_those_drawn_for_each_server(toy_profile: Profile) -> None:
