@@ -251,6 +251,20 @@ class KeptHours:
         return {hour: found[hour] for hour in hours if hour in found}
 
     def _enough_keep(self, bins: Sequence[Bin], hour: Hour) -> bool:
+        order = sorted(bins, key=lambda item: -item.offered_tok_s(hour.fleet))
+        jobs, late = [self.job(item, hour) for item in order], set[int]()
+        for k in range(0, len(order), AT_ONCE):
+            here, after = (jobs[j : j + AT_ONCE] for j in (k, k + AT_ONCE))
+            for (item, *_), each in zip(
+                here, self.simulated.judged(here, [1.0] * len(here), [(job, 1.0) for job in after]), strict=True
+            ):
+                if not isinstance(each, BrokenError) and not all(each.holds[1:]):
+                    return False
+                own = each.late if isinstance(each, BrokenError) else np.flatnonzero(~(each.adapters.slo_used <= 1.0))
+                late |= {item.adapters[i] for i in own}
+            if len(late) > len(self.workload) - self.required:
+                return False
+        # Servers that were ended early may do worse in the rest of the hour.
         hours = self.all(bins, hour)
         if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
             return False

@@ -67,9 +67,22 @@ def with_best_slots(
         if least > 1.0:
             return with_most_slots(best, best[worst].max_loras) if alike else best
     best, used = _settled(kept, best, hours[:1], over, tight)
-    if len(hours) > 1 and (max(used) <= 1.0 or not kept.all_count):
+    if len(hours) > 1 and not is_lost(kept, best, used):
         best, _ = _settled(kept, best, hours, over, 1.0)
     return best
+
+
+def is_lost(kept: KeptHours, bins: Sequence[Bin], used: Sequence[float]) -> bool:
+    """Whether servers that use so much of their limits in an hour leave too few adapters that keep theirs. Of a server
+    that breaks its limits, more than the share of adapters that may do so break theirs."""
+    share, late, seen = kept.workload.slo.adapter_share, 0, set[int]()
+    for item, each in zip(bins, used, strict=True):
+        if each >= STARVING:
+            return True
+        if each > 1.0 and seen.isdisjoint(item.adapters):  # an adapter on several servers counts once
+            seen.update(item.adapters)
+            late += 1 + len(item.adapters) - math.ceil(share * len(item.adapters) - 1e-9)
+    return late > len(kept.workload) - kept.required
 
 
 def with_spare_slots(kept: KeptHours, bins: Sequence[Bin], over: Callable[[], bool]) -> list[Bin]:

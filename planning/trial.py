@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from packer.bin import Bin
 from packer.planning.kept import FAR_BEYOND, KeptHours
-from packer.planning.settle import TIGHT, with_best_slots, with_spare_slots
+from packer.planning.settle import TIGHT, is_lost, with_best_slots, with_spare_slots
 
 AT_ONCE = 4  # Number of servers that are simulated at a time to find one that breaks its limits.
 
@@ -33,7 +33,7 @@ class Trial:
         """Try proposals until one keeps the limits, or the time is over."""
         kept, first = self.kept, self.kept.hours[:1]
         for bins in proposals:
-            if self.best and not self.spare and kept.all_count and self._uses_more(bins):
+            if self.best and not self.spare and self._uses_more(bins):
                 continue
             made = with_best_slots(kept, bins, kept.hours, self.over, tight=self.tight, alike=self.alike)
             made = with_spare_slots(kept, made, self.over) if self.spare else made
@@ -49,9 +49,17 @@ class Trial:
             self.tried.append(made)
 
     def _uses_more(self, bins: Sequence[Bin]) -> bool:
-        """Whether a server with its best slots uses more than `_worst` of its limits in the first hour."""
+        """Whether the servers with their best slots break the goal in the first hour, and one uses more than
+        `_worst` of its limits."""
         kept, first = self.kept, self.kept.hours[:1]
-        order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
-        some = (order[k : k + AT_ONCE] for k in range(0, len(order), AT_ONCE))
-        made = (with_best_slots(kept, each, first, self.over) for each in some)
-        return any(max(kept.used(each, first)) > self._worst for each in made)
+        order, made, used = (
+            sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload)),
+            list[Bin](),
+            list[float](),
+        )
+        for k in range(0, len(order), AT_ONCE):
+            some = with_best_slots(kept, order[k : k + AT_ONCE], first, self.over)
+            made, used = made + some, used + kept.used(some, first)
+            if max(used) > self._worst and is_lost(kept, made, used):
+                return True
+        return False

@@ -161,3 +161,18 @@ def test_adapters_that_differ_by_rate_alone_have_one_run_alone(
     first, same, other = (kept.lone(Bin((k,), toy_profile.settings(1, 8), toy_profile)) for k in range(3))
     assert first is same
     assert first is not other
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("goal", ["p95_ttft_ms={}", "p99_ttft_ms={}", "mean_ttft_ms={}"])
+def test_an_hour_in_which_too_many_adapters_are_late_ends_early(server: Profile, goal: str, seed: int) -> None:
+    """With a share of adapters that keep the goal, an hour breaks a plan if and only if its whole simulation does, and
+    servers are simulated only until more adapters than may be late are certain to be."""
+    rng = np.random.default_rng(seed)
+    fleet = Workload([Adapter(f"a{k}", 16, rate) for k, rate in enumerate(rng.uniform(0.1, 1.3, 24).tolist())])
+    fleet = fleet.held_to(goal.format(rng.uniform(60.0, 160.0)) + ",adapter_share=0.9")
+    bins = [Bin(tuple(range(k, k + 8)), server.settings(8, 16), server) for k in (0, 8, 16)]
+    whole, early = (KeptHours(fleet, fleet, seed, Hours(seed)) for _ in range(2))
+    late = int((whole.adapters(bins, whole.given).slo_used > 1.0).sum())
+    assert early.holds_in(bins, early.given) is (late <= 2)
+    assert late <= 2 or len(early.simulated._stored) < len(bins)

@@ -67,3 +67,27 @@ def test_one_loss_that_is_too_much_is_enough(server: Profile, monkeypatch: pytes
     kept, bins = KeptHours(fleet, fleet, 0, Hours(0)), held(server, 2, 10, 12)
     assert settle.with_spare_slots(kept, bins, lambda: False) == bins
     assert after == [[12, 12]]
+
+
+def test_a_proposal_that_makes_too_many_adapters_late_is_not_simulated_further(
+    server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a share of adapters that keep the goal, too, only proposals that may hold are tried in all hours. Two of
+    twenty adapters may be late: those of one server that breaks its limits, not those of three."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(20)]).held_to("adapter_share=0.9")
+    kept, tried = KeptHours(fleet, fleet, 0, Hours(0)), list[list[int]]()
+    few, many = held(server, 10, 5, 5), held(server, 2, 6, 6, 6)
+    broken = {*many[1:], few[0]}
+
+    def best(_kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour], *_: object, **__: object) -> list[Bin]:
+        if hours is kept.hours:
+            tried.append([len(item.adapters) for item in bins])
+        return list(bins)
+
+    monkeypatch.setattr("packer.planning.trial.with_best_slots", best)
+    monkeypatch.setattr(kept, "used", lambda bins, *_: [1.5 if item in broken else 0.5 for item in bins])
+    monkeypatch.setattr(kept, "holds", lambda *_: False)
+    hours = [*kept.hours, kept.given]
+    monkeypatch.setattr(kept, "hours", hours)
+    Trial(kept, 0, lambda: False).go_on([held(server, 20), many, few])
+    assert tried == [[20], [10, 5, 5]]

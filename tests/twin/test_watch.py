@@ -36,20 +36,50 @@ def server_of(rng: np.random.Generator, server: Profile) -> tuple[Workload, Bin]
     return fleet, Bin(tuple(range(n)), server.settings(slots, 32), server)
 
 
+GOALS = ("p95_ttft_ms={0}", "median_ttft_ms={1}", "p99_ttft_ms={0}", "mean_ttft_ms={1}", "mean_tpot_ms={2}",
+    "p90_tpot_ms={2},p95_ttft_ms=9000", "p99_e2e_ms={3}", "mean_e2e_ms={3}")  # fmt: skip
+"""Goals with places for limits of statistics of TTFT, of typical TTFT, of TPOT and of whole answers, ms."""
+
+
 @pytest.mark.parametrize("seed", range(N))
-def test_what_the_watch_ends_the_whole_hour_breaks(server: Profile, seed: int) -> None:
-    """An ended run has used more than the watched share of its limits in the whole hour; others are as without it."""
-    fleet, item = server_of(np.random.default_rng(seed), server)
+@pytest.mark.parametrize("usual", [True, False])
+def test_what_the_watch_ends_the_whole_hour_breaks(server: Profile, seed: int, usual: bool) -> None:
+    """An ended run has used more than the watched share of its limits in the whole hour, and so have the adapters that
+    it names; others are as without it."""
+    fleet, item = server_of(rng := np.random.default_rng(seed), server)
+    if not usual:
+        limits = [float(rng.uniform(*each)) for each in ((150, 2000), (40, 300), (15, 60), (2000, 9000))]
+        fleet = fleet.held_to(GOALS[seed % len(GOALS)].format(*limits) + f",adapter_share={fleet.slo.adapter_share}")
     options = {"max_loras": item.max_loras, "max_lora_rank": 32, "seed": seed}
-    whole = simulate(fleet, server, **options).slo_used
+    run = simulate(fleet, server, **options)
+    whole = run.slo_used
     for most in (0.5 * min(whole, 50.0), 1.0, 0.999 * min(whole, 50.0), 1.001 * min(whole, 1e6), 8.0):
         hours = Hours(seed)
         (found,) = hours.judged([(item, fleet, seed)], [most])
         if isinstance(found, BrokenError):
             assert whole > most
             assert 0.0 < found.part <= 1.0
+            assert (run.adapter_slo_used[list(found.late)] > most).all()
+            assert len(found.late) > round((1.0 - fleet.slo.adapter_share) * len(fleet), 9) - 1.0
         else:
             assert found.used == whole
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_every_statistic_of_an_adapter_ends_a_run_early(server: Profile, goal: str) -> None:
+    """A run that uses five times its limits ends before the hour does, by whatever statistic, also with an adapter that
+    may break them."""
+    heavy = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(30)])
+    usual = simulate(heavy, server, max_loras=30)
+    assert usual.slo_used < 1.0
+    names = ("p95_ttft_ms", "mean_ttft_ms", "mean_tpot_ms", "mean_e2e_ms")
+    limits = [usual.figure(name) / 5.0 for name in names]
+    fleet = heavy.held_to(goal.format(*limits) + ",adapter_share=0.95")
+    item = Bin(tuple(range(30)), server.settings(30, 16), server)
+    (found,) = Hours().judged([(item, fleet, 0)], [1.0])
+    assert isinstance(found, BrokenError)
+    assert found.part < 0.9
+    assert len(found.late) > 1
 
 
 def test_overload_ends_a_run_early(server: Profile) -> None:
