@@ -21,7 +21,7 @@ _CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d", re.ASCII)
 MAX_WINDOWS = 1_000_000
 WHOLE_FROM = 0.9  # A window at either end of a trace counts as whole if the trace covers at least this share of it.
 SURE = 3.0  # Standard deviations of its load by which a part of a window is busier than whole windows.
-BRIEF = 1.0 / 12.0  # Share of a window below which a part says little about it: bursts are measured beside rates.
+BRIEF = 1.0 / 12.0  # Share of a window below which a part says little about it: it may be a burst.
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +110,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     A trace may cover only part of its first and last window. A window covered by less than `WHOLE_FROM` is left out,
     unless its rate, over half of the window at least, is surely higher (`SURE`) than that of each whole window, and its
     load than that of the same part of each: else traffic that grows until a log ends would be missed. The part then has
-    its own rates, over `BRIEF` at least. But if both are partial windows at the same time of day, they are merged into
-    one. A trace without requests in whole windows is treated as one window.
+    its own rates, or those over half of the window if it is shorter than `BRIEF`. But if both are partial windows at
+    the same time of day, they are merged into one. A trace without requests in whole windows is treated as one window.
 
     `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
     to end as long after its last one.
@@ -158,7 +158,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     else:
         rates = requests[np.newaxis] / (trace.span_s + gap_s)
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
-    rates = table[kept] / np.maximum(covered_s[kept], BRIEF * window_s)[:, np.newaxis]
+    over_s = np.where(covered_s < BRIEF * window_s, window_s / 2, covered_s)
+    rates = table[kept] / over_s[kept, np.newaxis]
     return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=trace.span_s <= window_s)
 
 

@@ -200,7 +200,7 @@ def test_a_few_busy_seconds_are_no_busy_hour() -> None:
     """A burst at the end of a log is not taken for the load of a whole hour."""
     times = [*np.arange(0.0, 7200.0, 100.0), *np.arange(7200.0, 7210.0, 0.1)]
     seen = rates_of(trace(times, [0] * len(times), ("a",)), 3600.0)
-    assert seen.rates.ravel().tolist() == pytest.approx([0.01, 0.01, 100 / 300])
+    assert seen.rates.ravel().tolist() == pytest.approx([0.01, 0.01, 100 / 1800])
 
 
 def test_the_ends_of_whole_days_are_one_window() -> None:
