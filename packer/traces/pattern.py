@@ -142,7 +142,8 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     if count > 1 and begins[-1] % DAY_S == 0.0 and max(covered_s[0], covered_s[-1]) < WHOLE_FROM * window_s:
         table[0] += table[-1]
         table[-1] = 0.0
-        covered_s[0] = min(window_s, covered_s[0] + covered_s[-1])
+        covered_s[0] += covered_s[-1]  # more than the window if the parts overlap by more than a gap
+        covered_s[0] = max(min(window_s, covered_s[0]), covered_s[0] - gap_s)
     kept, load = covered_s >= WHOLE_FROM * window_s, table @ tokens
     most = (load / covered_s).max(initial=0.0, where=kept)
     if most:

@@ -33,13 +33,14 @@ held in the log's hour with 3; with 4 one broke."""
 
 def trend_of(trace: Trace, start_s: float, window_s: float, *, daily: bool = False) -> tuple[float, ...]:
     """The length of a part, s, and the factors of `trend_within`, of a window that begins then: of what the trace
-    covers of it, or with `daily` of the same window of every day, if the days together cover it. Whole cycles of the
-    factors fill the window, so that a simulated hour has no more than it. () without a trend."""
+    covers of it, or with `daily` of the same window of every day, if one day covers it or several do once. Whole cycles
+    of the factors fill the window, so that a simulated hour has no more than it. () without a trend."""
     days = range(int(trace.span_s // DAY_S) + 2) if daily else range(1)
     shown = [_shown(trace, start_s + day * DAY_S, window_s) for day in days]
-    daily = daily and sum(max(0.0, end_s - begin_s) for begin_s, end_s in shown) >= WHOLE_FROM * window_s
-    longest = max(shown, key=lambda times_s: times_s[1] - times_s[0])
-    start_s, end_s = (start_s, start_s + window_s) if daily else longest
+    parts_s = [max(0.0, end_s - begin_s) for begin_s, end_s in shown]
+    least_s = WHOLE_FROM * window_s
+    daily = daily and (max(parts_s) >= least_s or least_s <= sum(parts_s) <= window_s)  # parts that overlap are a step
+    start_s, end_s = (start_s, start_s + window_s) if daily else shown[int(np.argmax(parts_s))]
     factors = trend_within(trace, start_s, end_s, daily=daily)
     return (window_s / round(window_s / (end_s - start_s)) / len(factors), *factors) if factors else ()
 

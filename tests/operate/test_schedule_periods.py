@@ -69,12 +69,12 @@ def test_periods_of_a_part_of_a_day_follow_each_other(from_hour: int, hours: int
     assert list(found) == [f"{(first + k) % 24:02d}:00" for k in range(hours)]
 
 
-def _steady(hours: float, last_s: float = 0.0, per_s: float = 1.0) -> dict[str, tuple[float, ...]]:
+def _steady(hours: float, last_s: float = 0.0, per_s: float = 1.0, from_s: float = 0.0) -> dict[str, tuple[float, ...]]:
     """The trends of a steady log's periods; the requests of its last seconds come `per_s` times a second."""
     begin_s = 3600.0 * hours - last_s
     times = np.append(np.arange(0.0, begin_s), np.arange(begin_s, 3600.0 * hours, 1.0 / per_s))
     ones = np.ones(len(times), dtype=np.int64)
-    log = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0)
+    log = Trace(times, ones, ones, ones * 0, ("a",), start_s=20_000 * 86_400.0 + from_s)
     return periods_of_trace(log, Workload([Adapter("a", 8, 1.0)]), 3600.0)[1]
 
 
@@ -82,6 +82,7 @@ def test_a_period_of_which_a_log_shows_a_part_has_the_trend_of_that_part() -> No
     """The time after the end of a log is not the end of the load in its last period, of one day or of several."""
     assert _steady(4 + 1 / 3, last_s=1200.0, per_s=5.0)["04:00"] == ()
     assert _steady(48 + 1 / 3)["00:00"] == ()
+    assert _steady(24 + 1 / 3, from_s=1200.0)["00:00"] == ()
 
 
 def test_what_is_known_to_hold_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:

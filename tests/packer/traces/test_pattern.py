@@ -225,6 +225,12 @@ def test_the_ends_of_whole_days_are_one_window() -> None:
     assert seen.rates.ravel().tolist() == pytest.approx([1200 / 1800, *[0.01] * 23], rel=0.02)
 
 
+def test_an_hour_that_a_log_shows_at_both_ends_counts_once() -> None:
+    """A steady log from 07:20 to 07:40 of the next day has no busier hour at 07:00, of which it shows 80 minutes."""
+    seen = rates_of(replace(trace(range(87_600), [0] * 87_600, ("a",)), start_s=7 * 3600.0 + 1200.0), 3600.0)
+    assert seen.rates.ravel().tolist() == pytest.approx([1.0] * 24, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("minute", "times"), [(20, np.arange(0.0, 4800.0, 60.0)), (50, np.append(np.arange(0.0, 600.0), 9000.0))]
 )
