@@ -22,9 +22,8 @@ def parse_json(text: str, *, row: int | None = None) -> Any:
     Raises `FileFormatError`: the text is not JSON, repeats a key in an object, has a number that is not finite and no
     `row`, or is nested too deeply.
     """
-    constant = _refuse_constant if row is None else lambda _: None
     try:
-        data = json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        data = (_DECODER if row is None else _LINE_DECODER).decode(text)
     except json.JSONDecodeError as error:
         where = f"{error.msg} (character {error.colno} of the row)"
         raise FileFormatError(f"expected JSON: {where}.", row=(row or 1) + error.lineno - 1) from None
@@ -32,7 +31,7 @@ def parse_json(text: str, *, row: int | None = None) -> Any:
         raise FileFormatError(_too_deep("JSON"), row=row) from None
     except ValueError as error:
         raise FileFormatError(f"expected JSON: {first_line(error)}.", row=row) from None
-    return _bounded(data, "JSON", row)
+    return data if text.count("{") + text.count("[") <= MAX_DEPTH else _bounded(data, "JSON", row)
 
 
 def jsonable(value: Any) -> Any:
@@ -95,6 +94,11 @@ def _twice(keys: list[Any]) -> str:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"expected a finite number, got {name}")
+
+
+# Decoders are made once: a log has many lines.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+_LINE_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=lambda _: None)
 
 
 def _too_deep(language: str) -> str:

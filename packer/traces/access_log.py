@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ BATCHES = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", 
 _OBJECTS = WRAPPERS | {key.partition(".")[0] for names in KEYS.values() for key in names if "." in key}
 """Names of objects, which stores of logs and tables also keep as JSON text."""
 TRACE = "traceid"  # Of a trace's spans, several may be requests; other ids name one.
+_NESTED = frozenset((dict, list))
 _TYPED = ("stringValue", "intValue", "doubleValue", "boolValue")
 _PAIR = {"key", "value"}
 _NEEDED = {"time": "a time", "input": "input tokens", "output": "output tokens"}
@@ -117,17 +119,24 @@ def requests_of(rows: Iterable[Row], fields: Fields) -> tuple[pl.DataFrame, dict
     """
     wanted = fields.wanted
     spelled = {plain(key): key for keys in wanted.values() for key in keys}
+    seen: dict[str, None] = {}
+
+    @lru_cache(1000)
+    def layout(columns: tuple[str, ...]) -> tuple[list[str], dict[str, list[str]]]:
+        """The usual names of columns, and which of them each field may be in; the same for all rows with them."""
+        usual = {key: _usual(key, spelled) for key in columns}
+        names = [key if usual[key] in usual else usual[key] for key in columns]
+        if len(seen) < 200:
+            seen.update(dict.fromkeys([key[:40] for key in dict.fromkeys(names)][:50]))
+        return names, {name: [key for key in keys if key in names] for name, keys in wanted.items()}
+
     requests: list[LogRow] = []
     left_out, met = Counter[str](), set[str]()
-    seen: dict[str, None] = {}
-    known: dict[str, str] = {}
-    for row in chain.from_iterable(map(_records, rows)):
+    for row in _records(rows):
         cells = _flat(row.cells)
-        usual = {key: known.get(key) or known.setdefault(key, _usual(key, spelled)) for key in cells}
-        flat = Row(row.number, {key if usual[key] in cells else usual[key]: cells[key] for key in cells})
-        if len(seen) < 200:
-            seen |= dict.fromkeys([key[:40] for key in flat.cells][:50])
-        found = _request(flat, wanted, fields, met)
+        names, columns = layout(tuple(cells))
+        flat = Row(row.number, dict(zip(names, cells.values(), strict=True)))
+        found = _request(flat, columns, fields, met)
         if isinstance(found, str):
             left_out[found] += 1
         else:
@@ -215,13 +224,14 @@ def nothing(seen: Collection[str], skipped: int, skip: Collection[str], unknown:
     )
 
 
-def _records(row: Row) -> Iterator[Row]:
-    """The row, or the records in its lists, if it is a batch of OpenTelemetry."""
-    batches = [row.cells[name] for name in BATCHES if isinstance(row.cells.get(name), list)]
-    for entry in chain(*batches):
-        yield from _records(Row(row.number, entry)) if isinstance(entry, dict) else ()
-    if not batches:
-        yield row
+def _records(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows; for a batch of OpenTelemetry, the records in its lists."""
+    for row in rows:
+        batches = [row.cells[name] for name in BATCHES if name in row.cells and isinstance(row.cells[name], list)]
+        if batches:
+            yield from _records(Row(row.number, entry) for entry in chain(*batches) if isinstance(entry, dict))
+        else:
+            yield row
 
 
 def _bare(value: Any) -> Any:
@@ -243,13 +253,24 @@ def _usual(key: str, spelled: Mapping[str, str]) -> str:
     return spelled.get(name) or spelled.get(f"*.{name.rpartition('.')[2]}" if "." in name else "", key)
 
 
+@lru_cache(1000)
+def _names(keys: tuple[str, ...], prefix: str) -> tuple[list[str], bool]:
+    """Names of cells in lower case; and whether no cell has a second name, or may be an object as JSON text."""
+    names = [f"{prefix}{key}".strip().lower() for key in keys]
+    return names, not any(name[:1] == "@" or name in _OBJECTS for name in names)
+
+
 def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
     """The cells of an entry by their names with dots; those within `WRAPPERS`, or with an @, also without it."""
+    names, simple = _names(tuple(entry), prefix)
+    if simple and _NESTED.isdisjoint(map(type, entry.values())):
+        return dict(zip(names, entry.values(), strict=True))
     found, bare = dict[str, Any](), dict[str, Any]()
-    for key, value in entry.items():
-        name = f"{prefix}{key}".strip().lower()
-        plain, value = name.removeprefix("@"), _bare(value)
-        if plain in _OBJECTS and isinstance(value, str) and value.lstrip().startswith("{"):
+    for name, value in zip(names, entry.values(), strict=True):
+        plain = name.removeprefix("@")
+        if isinstance(value, (dict, list)):
+            value = _bare(value)
+        if isinstance(value, str) and plain in _OBJECTS and value.lstrip().startswith("{"):
             with suppress(FileFormatError):
                 value = parse_json(value, row=0)
         if isinstance(value, dict) and depth < 4:
@@ -257,26 +278,30 @@ def _flat(entry: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[st
             bare |= _flat(value, "", depth + 1) if plain in WRAPPERS else {}
         else:
             found[name] = value
-            bare |= {plain: value} if plain != name else {}
+            if plain != name:
+                bare[plain] = value
     return bare | found
 
 
-def _request(row: Row, wanted: Mapping[str, tuple[str, ...]], fields: Fields, met: set[str]) -> LogRow | str:
-    """The request of a row, or why it is left out: "other", "skipped" or "failed"; `met`: see `Fields.unmet`."""
+def _request(row: Row, columns: Mapping[str, Sequence[str]], fields: Fields, met: set[str]) -> LogRow | str:
+    """The request of a row, or why it is left out: "other", "skipped" or "failed". `columns`: those of each field, in
+    order of preference; `met`: see `Fields.unmet`."""
     cells = row.cells
-    known = {
-        name: [key for key in keys if key in cells and not row.is_blank(key) and str(cells[key]) not in UNKNOWN]
-        for name, keys in wanted.items()
-    }
-    where = {name: next(iter(keys), None) for name, keys in known.items()}
-    if len(wanted["time"]) > 1 and (where["time"] in DURATIONS or len(known["time"]) > 1):
-        dated = (key for key in known["time"] if _seconds(cells, key) >= SINCE_1970_S)
+    where: dict[str, str | None] = dict.fromkeys(KEYS)
+    for each, found in columns.items():
+        for column in found:
+            if (text := str(cells[column])) not in UNKNOWN and text.strip():
+                where[each] = column
+                break
+    if not fields.keys.get("time") and (where["time"] in DURATIONS or len(columns["time"]) > 1):
+        dated = (key for key in columns["time"] if _seconds(cells, key) >= SINCE_1970_S)
         where["time"] = next(dated, None if where["time"] in DURATIONS else where["time"])
     if where["time"] is None:
         return "other"
     model = None
     if where["model"] is not None:
-        given = row.name(where["model"])
+        given = row.text(where["model"])
+        given = given if given in met else row.name(where["model"])
         model = given.removeprefix(fields.strip_prefix) or given
         met |= {model, fields.strip_prefix if given != model else model}
         if model in fields.skip:
@@ -324,19 +349,25 @@ def _seconds(cells: Mapping[str, Any], key: str) -> float:
 
 def unit_of(number: float, unit_s: float = 1.0) -> float:
     """The unit of a numeric time, s: `unit_s`; if this is 1, judged by the magnitude of the time since 1970."""
-    return unit_s if unit_s != 1.0 else next((unit for limit, unit in _UNITS if number > limit), 1.0)
+    for limit, unit in _UNITS if unit_s == 1.0 else ():
+        if number > limit:
+            return unit
+    return unit_s
 
 
 def seconds_of(cell: object, unit_s: float = 1.0) -> float:
     """A cell as a time, s: a number in its unit, or a date in UTC or its zone; NaN if it is neither."""
     text = str(cell).strip().removesuffix(" UTC")
-    with suppress(ValueError, OverflowError):
-        number = checks.decimal(text)
-        return number * unit_of(number, unit_s)
+    if ":" not in text:
+        with suppress(ValueError, OverflowError):
+            number = checks.decimal(text)
+            return number * unit_of(number, unit_s)
     if len(text) <= len("2026-02-01"):  # a day without a time of day
         return math.nan
     for form in (None, *_TIME_FORMATS):
-        with suppress(ValueError, OverflowError):
+        try:
             stamp = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
             return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            pass
     return math.nan
