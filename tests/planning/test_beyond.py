@@ -72,6 +72,7 @@ def test_far_too_few_gpus_are_for_those_that_can_keep_the_goal(h100: Profile) ->
     assert len(broken(plan)) < 31
 
 
+@pytest.mark.usefixtures("whole_hours")
 def test_a_share_of_adapters_takes_no_gpus_for_those_that_cannot_keep_the_goal(fleet: Workload, h100: Profile) -> None:
     """Where some may break the goal, those that break it anyway are apart: the plan takes no more GPUs than the one of
     all adapters that shows them late."""

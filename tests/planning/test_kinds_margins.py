@@ -56,6 +56,7 @@ def test_each_kind_of_a_mix_has_its_own_margin_in_any_order(monkeypatch: pytest.
         return replace(plan, verified=True)
 
     monkeypatch.setattr(kinds, "solve", solved)
+    monkeypatch.setattr(kinds.Mix, "_cost", lambda _mix, servers: -len(servers))  # less than a kind alone
     monkeypatch.setattr(kinds.Mix, "judge", judge)
     for offered in ([exact, rough], [rough, exact]):
         recommend(fleet(6, (None,)), offered)
@@ -109,6 +110,7 @@ def test_the_margin_of_a_mix_is_the_largest_of_its_servers(
         return SimpleNamespace(status=Status.FEASIBLE, bins=bins)
 
     monkeypatch.setattr(kinds, "solve", solved)
+    monkeypatch.setattr(kinds.Mix, "_cost", lambda _mix, servers: -len(servers))  # less than a kind alone
     monkeypatch.setattr(kinds.Mix, "judge", lambda _mix, plan, _number: replace(plan, verified=True))
     monkeypatch.setattr(kinds, "cheapest", lambda found: found[-1])
     plan = recommend(fleet(6, (None,)), [*used, priced(unused, 1.0)])
