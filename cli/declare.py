@@ -35,7 +35,7 @@ import click
 from click.core import ParameterSource
 
 from packer.cli.streams import only_results
-from packer.errors import InputError
+from packer.errors import InputError, ValidationError
 
 T = TypeVar("T")
 click.IntRange.name, click.FloatRange.name = "integer", "number"  # not "integer range", of which no user has heard
@@ -188,6 +188,13 @@ def typed(names: Collection[str]) -> Iterator[str]:
             yield next(iter(flags.values()), own)
 
 
+def _as_typed(text: str) -> str:
+    """A rule of the library; if it is about a parameter that was typed as an option, with the option's name."""
+    rule = re.match(r"Expected (\w+) to be ", text)
+    flag = next(typed([rule[1]]), "") if rule else ""
+    return text.replace(rule[1], flag, 1) if rule and flag[:2] == "--" else text
+
+
 def values(given: object, *without: str) -> dict[str, Any]:
     """Parameters of a bundle by name, except `without`, as keyword arguments of a function with the same names."""
     return {name: value for name, value in vars(given).items() if name not in without}
@@ -201,7 +208,11 @@ def command(function: Callable[..., Any]) -> click.Command:
     def call(**values: Any) -> Any:
         given = {key: kind(**{each.name: values[each.name] for each in fields(kind)}) for key, kind in kinds}
         with only_results():
-            return function(**given)
+            try:
+                return function(**given)
+            except ValidationError as error:
+                error.args = (_as_typed(str(error)),)
+                raise
 
     declared = [each for _, kind in kinds for each in parameters(kind)]
     everywhere = {each.name for _, kind in kinds for each in fields(kind) if each.metadata.get("everywhere")}
@@ -229,10 +240,19 @@ class Command(click.Command):
         return [each for each in self.params if isinstance(each, Pairs)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Replace the names of `pairs` by their options, then parse as click does."""
+        """Replace the names of `pairs` by their options, then parse as click does; an argument too many is refused with
+        what the command takes, and what takes a file of its kind."""
         for each in [] if ctx.resilient_parsing else self._pairs:
             args = each.spelled(args)
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            from packer.io.recognise import described, kind_of
+
+            takes = " ".join(str(each.metavar) for each in self.params if isinstance(each, click.Argument))
+            said = f"Got unexpected extra argument ({' '.join(rest)}): {ctx.command_path} takes"
+            ctx.fail(f"{said} {takes or 'options alone'}. {described(kind_of(rest[0]))}".rstrip())
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections. A command with at most `FEW_OPTIONS` options has one section."""

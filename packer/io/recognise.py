@@ -23,10 +23,14 @@ def hint(path: str | os.PathLike[str], read: str) -> tuple[str, str, bool]:
     kind = kind_of(path) if expected else None
     if kind is None or read in KINDS[kind].get("readers", ()):
         return "", "", False
-    found = f"This is a {kind}: {KINDS[kind]['advice']}."
     # In other kinds, rows may break rules of the expected kind, as those of a trace that is taken for a workload.
     foreign = expected == "plan" or KINDS[kind].get("foreign", False)
-    return f"expected a {expected}.", found, foreign
+    return f"expected a {expected}.", described(kind), foreign
+
+
+def described(kind: str | None) -> str:
+    """What a file of a kind is, and which commands take it; "" if the kind is not known."""
+    return f"This is a {kind}: {KINDS[kind]['advice']}." if kind else ""
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:

@@ -225,7 +225,7 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
         ),
         (
             "workload from-log trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv",
-            "rate_factor.*got 0",
+            "--rate-factor.*got 0",
         ),
         ("workload from-log trace.csv --adapters 0 -o o.csv", "--adapters"),
         (
@@ -248,6 +248,9 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
         ("solv f.csv", "No such command 'solv'. Did you mean 'solve'"),
         ("simulate f.csv --max-loras 0", "max_loras of a server with adapters"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 24", "24"),
+        ("memory f.csv", "packer memory takes options alone. This is a workload: packer solve, simulate"),
+        ("solve f.csv none.csv", "argument .none.csv.: packer solve takes WORKLOAD.$"),
+        ("solve f.csv --gpu h200 --model a --model b", "--model.*Expected one here, got 'a', 'b'"),
         ("solve f.csv --max-loras 8", "--max-loras: the plan chooses it .*packer simulate WORKLOAD --max-loras"),
         ("solve f.csv --ranks ranks.csv", "--ranks: the workload has the ranks; packer workload from-log"),
         ("simulate f.csv --max-loras 8 --max-lora-rank 8", "16"),
@@ -258,7 +261,7 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
         ("init f.csv --base a --model config.json --gpu l4", "--base has no effect with a workload file"),
         ("simulate f.csv --max-loras 8 --concurrency 2 --arrivals lognormal", "--arrivals has no effect"),
         ("simulate f.csv --max-loras 8 --concurrency 2 --rate-factor 2", "--rate-factor has no effect"),
-        (f"simulate f.csv --max-loras 8 --max-outstanding {10**20}", "max_outstanding .*, got 1"),
+        (f"simulate f.csv --max-loras 8 --max-outstanding {10**20}", "--max-outstanding .*, got 1"),
     ],
 )
 def test_other_commands(fails: Fails, tmp_path: Path, root: Path, words: str, message: str) -> None:

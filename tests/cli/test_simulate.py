@@ -225,7 +225,7 @@ def test_arrivals_are_replaced(kind: str, fleet: str, capsys: pytest.CaptureFixt
         (["--timeline", "t.txt"], ".csv, .parquet"),
         (["--plot", "p.pdf"], ".html"),
         (["-o", "/nowhere/r.json"], "/nowhere"),
-        (["--max-lora-rank", "12"], "max_lora_rank"),
+        (["--max-lora-rank", "12"], "Expected --max-lora-rank to be one of"),
         (["--seeds", "0"], "0"),
         (["--profile", "h100-64gb/llama-3.1-8b-instrukt"], "Did you mean"),
     ],

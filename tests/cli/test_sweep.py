@@ -97,7 +97,7 @@ def test_an_interrupt_keeps_what_is_there(
         (["--rate-factors", "-1"], "rate factor"),
         (["--rate-factors", "nan"], "rate factor"),
         (["--max-loras", ""], "whole numbers"),
-        (["--max-lora-rank", "12"], "max_lora_rank"),
+        (["--max-lora-rank", "12"], "Expected --max-lora-rank to be one of"),
         (["--output", "rows.txt"], ".csv, .parquet"),
         (["--plot", "curve.pdf"], ".html, .png, .svg"),
         (["--output", "no/such/folder/rows.csv"], "no directory"),

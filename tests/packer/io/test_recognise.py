@@ -146,6 +146,7 @@ def test_a_wrong_file_is_named(files: dict[str, Path], read: Callable[[Path], ob
             "from-metrics",
         ),
         ("spreadsheet", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\x13\0\x08\2[Content_Types].xml", "save it as CSV"),
+        ("web page", b"\n<!DOCTYPE html>\n<html><body>Log in</body></html>", "Take the file itself"),
         ("spreadsheet", bytes.fromhex("d0cf11e0a1b11ae1"), "save it as CSV"),
         ("packed file", b"PK\3\4\x14\0\6\0\x08\0" + bytes(16) + b"\5\0\0\0a.csv", "unpack it"),
         ("packed file", bytes.fromhex("28b52ffd0400"), "unpack it"),
