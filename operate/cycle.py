@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.arrays import FloatArray, IntArray
+from packer.arrays import IntArray
 from packer.operate.day import Period
 
 
@@ -59,20 +60,20 @@ def _kinds(each: Period) -> Counter[str]:
 def _cheapest(options: Sequence[Sequence[int]], cost: Callable[[int, int], float]) -> list[int]:
     """One option of each period, so that the changes of a day that repeats cost least in total; among equals, the
     first."""
-
-    def costs(before: Sequence[int], after: Sequence[int]) -> FloatArray:
-        return np.array([[cost(one, other) for other in after] for one in before])
-
-    # By the option of the first period and that of the last one so far: the least cost, and the option before that.
-    least = np.where(np.eye(len(options[0]), dtype=np.bool_), 0.0, np.inf)
-    before: list[IntArray] = []
-    for one, other in pairwise(options):
-        sums = least[:, :, np.newaxis] + costs(one, other)
-        before.append(sums.argmin(axis=1))
-        least = sums.min(axis=1)
-    least = least + costs(options[-1], options[0]).T
-    first, last = divmod(int(least.argmin()), least.shape[1])
-    found = [last]
-    for each in reversed(before):
-        found.append(int(each[first, found[-1]]))
-    return [own[k] for own, k in zip(options, reversed(found), strict=True)]
+    around = pairwise([*options, options[0]])
+    steps = [np.array([[cost(one, other) for one in before] for other in after]) for before, after in around]
+    best, first, choices = math.inf, 0, list[IntArray]()
+    for k in range(len(options[0])):
+        # By the option of a period: the least cost of a way from option `k` of the first period, and the option before.
+        least = np.where(np.arange(len(options[0])) == k, 0.0, np.inf)
+        before = list[IntArray]()
+        for step in steps:
+            sums = step + least
+            before.append(sums.argmin(axis=1))
+            least = sums.min(axis=1)
+        if least[k] < best:
+            best, first, choices = float(least[k]), k, before
+    found = [first]
+    for each in reversed(choices):
+        found.append(int(each[found[-1]]))
+    return [own[k] for own, k in zip(options, found[:0:-1], strict=True)]
