@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from packer import Adapter, Arrivals, Bin, Goal, Lengths, Profile, Workload, seeds, simulate
+from packer.arrival import RequestTrace
 from packer.planning import kept as kept_hours
 from packer.planning.busiest import peak
 from packer.planning.chance import HOURS
@@ -43,13 +44,20 @@ def test_parts_of_the_same_adapters_on_equal_servers_are_simulated_once(toy_prof
     assert len({kept.job(item, hour) for item in (half, half) for hour in kept.fresh([half, half])[:1]}) == 1
 
 
-@pytest.mark.parametrize(("arrivals", "sets"), [(Arrivals("unpredictable"), [2, 1, 0]), (Arrivals(), [2])])
+LONG_TAILS = Lengths.gamma(500.0, 3.0), Lengths.gamma(350.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "arrivals", "sets"),
+    [((), Arrivals("unpredictable"), [2, 1, 0]), (LONG_TAILS, Arrivals(), [2, 1, 0]), ((), Arrivals(), [2])],
+)
 def test_hours_that_vary_are_kept_in_all_sets(
-    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch, arrivals: Arrivals, sets: list[int]
-) -> None:
+    toy_profile: Profile, monkeypatch: pytest.MonkeyPatch, lengths: tuple[Lengths, ...], arrivals: Arrivals,
+    sets: list[int],
+) -> None:  # fmt: skip
     """A plan that is tried after others were broken must keep the limits in their hours, too: in a set of its own one
     of several plans would do so by luck."""
-    fleet = Workload([Adapter("a", 8, 0.3)], arrivals=arrivals)
+    fleet = Workload([Adapter("a", 8, 0.3)], *lengths, arrivals=arrivals)
     kept, seen = KeptHours(fleet, fleet, 0, Hours()), []
     monkeypatch.setattr(kept, "broken_in", lambda _, hours: seen.append(list(hours)) or [])
     bins = [Bin((0,), toy_profile.settings(1, 8), toy_profile)]
@@ -60,7 +68,7 @@ def test_hours_that_vary_are_kept_in_all_sets(
 def test_fleets_with_very_long_requests_are_tried_in_many_hours_at_raised_rates(toy_profile: Profile) -> None:
     """A few long requests start a queue that does not end: that few fresh hours have none is luck."""
     fleet = Workload([Adapter(f"a{k}", 8, 0.3) for k in range(2)])
-    uneven = replace(fleet, input_tokens=Lengths.gamma(500.0, 3.0), output_tokens=Lengths.gamma(350.0, 2.5))
+    uneven = replace(fleet, input_tokens=LONG_TAILS[0], output_tokens=LONG_TAILS[1])
     bins = [Bin((k,), toy_profile.settings(1, 8), toy_profile) for k in range(2)]
     raised = uneven.scaled(1.1)
     hours = KeptHours(uneven, raised, 0, Hours()).fresh(bins)
@@ -89,6 +97,10 @@ def test_busy_hours_are_the_busiest_of_those_drawn_for_each_server(toy_profile: 
     assert others
     even = fleet.with_arrivals(Arrivals())
     assert KeptHours(even, even, 0, Hours()).busy(servers) == []
+    uneven = replace(fleet, input_tokens=LONG_TAILS[0], output_tokens=LONG_TAILS[1])
+    busy_hours = KeptHours(uneven, uneven.scaled(1.1), 0, Hours()).busy(servers)
+    assert all(hour.fleet is uneven for hour in busy_hours)  # at the rates as given, unlike fresh hours
+    assert len(busy_hours) > 0
 
 
 def test_the_draws_that_broke_one_server_are_kept_for_all(toy_profile: Profile) -> None:
@@ -161,6 +173,10 @@ def test_adapters_that_differ_by_rate_alone_have_one_run_alone(
     first, same, other = (kept.lone(Bin((k,), toy_profile.settings(1, 8), toy_profile)) for k in range(3))
     assert first is same
     assert first is not other
+    each = np.arange(3)
+    log = fleet.replaying(RequestTrace(1.0 * each, each, 9 + each, 9 + each))  # adapters with requests of their own
+    kept = KeptHours(log, log, 0, Hours())
+    assert len({id(kept.lone(Bin((k,), toy_profile.settings(1, 8), toy_profile))) for k in range(3)}) == 3
 
 
 @pytest.mark.parametrize("seed", range(6))

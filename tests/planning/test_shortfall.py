@@ -126,6 +126,20 @@ def test_a_wider_ttft_is_no_way_out_of_another_limit(server: Profile) -> None:
     assert packer.recommend(fleet, server, slo=wider.removeprefix("--slo ")).n_gpus <= weaker[wider]
 
 
+@pytest.mark.parametrize(("ttft_ms", "used", "wider"), [(900.0, 2.0, True), (900.0, 2.5, False), (1.0, 2.0, False)])
+def test_a_limit_is_not_widened_where_another_breaks(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, ttft_ms: float, used: float, wider: bool
+) -> None:
+    """A wider limit of whole answers is named only if no TTFT is late, and if servers use no more of the limits than
+    the adapters do: what else breaks is not known."""
+    job = Frontier(Workload([Adapter("a", 8, 1.0)]).held_to(f"p95_e2e_ms=1500,p95_ttft_ms={ttft_ms}"), server)
+    bins = job.at(1).plan.bins
+    figures = job.kept.adapters(bins, job.kept.planned)._replace(slo_used=np.array([2.0]))
+    monkeypatch.setattr(KeptHours, "adapters", lambda *_: figures)
+    monkeypatch.setattr(KeptHours, "used", lambda *_: [used])
+    assert any("p95_e2e_ms" in goal for goal in shortfall._kept(job, bins, job.kept.planned)) is wider
+
+
 @pytest.mark.usefixtures("whole_hours")
 def test_a_plan_beyond_a_goal_that_no_gpus_keep_keeps_a_weaker_one() -> None:
     """Where no number of GPUs keeps the goal, the plan has as many as the weaker goal takes that is named: it had two,
