@@ -81,7 +81,7 @@ def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
-    """Return the only value of an option that users repeat, as others of its kind may be; raise if there are several."""
+    """Return the only value of an option that users repeat, as they may other options; raise if there are several."""
     if len(given) > 1:
         raise click.BadParameter(f"Expected one here, got {', '.join(map(shown, given))}.", param=parameter)
     return given[0] if given else None
