@@ -22,14 +22,15 @@ from packer.objectives.base import limits_of
 from packer.operate.changes import Changed, changed_plan
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
-from packer.planning.chance import beyond, hours_broken, more_than_chance
+from packer.planning.chance import beyond, hours_broken
 from packer.planning.kept import Hour, KeptHours
+from packer.planning.rarely import is_rare, looked_for_rare
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
 from packer.public import public
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
-from packer.twin.hours import FRESH_HOURS, Hours, of_hours
+from packer.twin.hours import Hours, of_hours
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.until_clear import evaluation_of
@@ -41,13 +42,6 @@ SHOWN = (
     *SIMULATED,
 )
 """Figures of a server in the JSON result."""
-MORE_HOURS = 13  # Hours that show whether breaks are rare, if one of the first breaks a plan's limits.
-RARE = 2  # Number of these hours that may break the limits.
-MOST_HOURS, MOST_BROKEN = 40, 3
-"""Hours that are simulated where `MORE_HOURS` leave open whether more than `SELDOM` break the limits, and the number of
-these that may: two, and one standard error."""
-SELDOM, CLEAR = 0.05, 0.01
-"""The share of hours that may break a plan's limits; more do if chance breaks so many with a smaller probability."""
 
 
 class Worst(NamedTuple):
@@ -283,7 +277,7 @@ def _judged(
     # One hour shows whether limits hold, unless chance decides.
     if looks and plan.limits and simulated and fleet.arrivals.trace is None and hours.by_chance(bins, fleet):
         looked = _looked_at(plan, changed, hours)
-        if looked[0] and _rare(looked, changed):  # shown is the first hour that keeps the limits
+        if looked[0] and is_rare(looked, len(changed.workload)):  # shown is the first hour that keeps the limits
             place = next((k for k, each in enumerate(looked) if not each), 0)
             hours.seed = seeds.fresh(used, place)
             evaluator = Evaluator.load(predictor, profiles, seed=hours.seed)
@@ -295,7 +289,7 @@ def _judged(
             found = of_hours(found, hours.all(bins, fleet))
     kept, reasons = _limits_kept(plan, changed, found, hours)
     if any(looked):
-        kept, reasons = _rare(looked, changed), ()
+        kept, reasons = is_rare(looked, len(changed.workload)), ()
     return _Judged(found, evaluator, looked, kept and bool(found.feasible.all()), reasons)
 
 
@@ -315,33 +309,14 @@ def _limits_kept(plan: Plan, changed: Changed, found: Evaluations, hours: Hours)
 
 
 def _looked_at(plan: Plan, changed: Changed, hours: Hours) -> list[float]:
-    """How many adapters are beyond their limits in the first hour and in `FRESH_HOURS` further ones; if one of these
-    breaks the limits, in `MORE_HOURS` in all, or if these leave it open, in `MOST_HOURS`, unless fewer show that this
-    is neither rare nor chance. If the first hour keeps the limits, servers draw their own random numbers in the further
-    ones, which are not shown."""
-    found = [_beyond(plan, changed, hours, hours.seed)]
-    apart = not found[0]
-    for place in range(1, MOST_HOURS):
-        rare = _rare(found, changed)
-        if (not any(found) and place > FRESH_HOURS) or (rare and place >= MORE_HOURS):
-            break
-        if not rare and _often(found) < CLEAR:
-            break
-        found.append(_beyond(plan, changed, hours, seeds.fresh(hours.seed, place), apart=apart))
-    return found
+    """How many adapters are beyond their limits in the first hour and in further ones (`looked_for_rare`). If the first
+    hour keeps the limits, servers draw their own random numbers in the further ones, which are not shown."""
+    first = _beyond(plan, changed, hours, hours.seed)
 
+    def further(place: int) -> float:
+        return _beyond(plan, changed, hours, seeds.fresh(hours.seed, place), apart=not first)
 
-def _rare(found: Sequence[float], changed: Changed) -> bool:
-    """Whether the limits break in so few of these hours, or by chance alone, that this is no reason for another plan.
-    Plans that are made for a goal keep it in about 19 of 20 hours (`benchmarks/solvers`)."""
-    broken, most = sum(map(bool, found)), RARE if len(found) < MOST_HOURS else MOST_BROKEN
-    return broken <= most or not more_than_chance(found, len(changed.workload))
-
-
-def _often(found: Sequence[float]) -> float:
-    """The probability with which as many of these hours break the limits by chance, if `SELDOM` of all hours do."""
-    n, broken = len(found), sum(map(bool, found))
-    return sum(math.comb(n, k) * SELDOM**k * (1.0 - SELDOM) ** (n - k) for k in range(broken, n + 1))
+    return looked_for_rare([first], len(changed.workload), further)
 
 
 def _worst(changed: Changed, hours: Hours, seed: int, looked: Sequence[float]) -> Worst | None:

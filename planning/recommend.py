@@ -26,6 +26,7 @@ from packer.planning.fullest import by_full_servers
 from packer.planning.loop import judged, planned
 from packer.planning.overload import Overload
 from packer.planning.prove import bounded, told
+from packer.planning.rarely import broken_last
 from packer.planning.shortfall import busy_words
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
@@ -224,6 +225,8 @@ class Deployment:
                 return self._plan(lower) or plan
         elif last and self.verified:
             return replace(self._put(self.verified), verified=True)
+        if last and job.broken:
+            return broken_last(self, plan)
         return replace(plan, verified=not job.broken)
 
     def repair(self, plan: Plan, _number: int) -> Plan | None:
