@@ -232,6 +232,7 @@ def _follow(
     from packer.operate.observe import busiest_requests
     from packer.report.metrics import metrics_text
     from packer.traces.measure import rounded
+    from packer.traces.pattern import rates_of
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s", "rewrite"))
     if not plan.bins:
@@ -251,7 +252,7 @@ def _follow(
                 if log is not None:
                     notes += log.notes
                     requests = busiest_requests(log, traffic.window_s)
-                    shown_s = min(shown_s, log.start_s + log.span_s - requests.start_s)
+                    shown_s = rates_of(log, traffic.window_s).busiest_s[1]
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s

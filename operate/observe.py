@@ -144,8 +144,7 @@ def seen_in_log(trace: Trace, window_s: float, *, busiest: bool = False) -> Work
 
 def busiest_requests(trace: Trace, window_s: float) -> Trace:
     """The requests of the window with the highest offered load, from its start; their adapters alone."""
-    table = rates_of(trace, window_s)
-    begin_s = float(table.start_s[table.offered_tok_s.argmax()]) - trace.start_s
+    begin_s = rates_of(trace, window_s).busiest_s[0] - trace.start_s
     inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + window_s))
     used, adapter = np.unique(trace.owner[inside], return_inverse=True)
     ranks = None if trace.ranks is None else tuple(trace.ranks[k] for k in used.tolist())

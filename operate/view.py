@@ -14,7 +14,7 @@ from packer.arrival import RequestTrace
 from packer.errors import IncompatibleError, ValidationError
 from packer.times import DAY_S, HOUR_S, SINCE_1970_S
 from packer.traces.assign import DEFAULT_EXPONENT, Ranks, assign_adapters
-from packer.traces.pattern import RateTable, clock
+from packer.traces.pattern import WHOLE_FROM, RateTable, clock
 from packer.traces.trace import Trace
 from packer.workload import Workload
 
@@ -87,8 +87,10 @@ class Observed:
 
     @property
     def span(self) -> str:
-        """Length of the observation, in words."""
-        return lasting(self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s)
+        """Length of the observation, and how much of it had no requests, in words."""
+        found = lasting(self.span_s or float(np.ptp(self.table.start_s)) + self.table.window_s)
+        empty_s = self.table.window_s * int((self.table.rates.sum(axis=1) == 0.0).sum())
+        return f"{found}, of which {lasting(empty_s)} have no requests" if empty_s else found
 
     @property
     def planned_for(self) -> str:
@@ -104,6 +106,9 @@ class Observed:
                 several = float(np.ptp(self.table.start_s)) + self.table.window_s > DAY_S
                 day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * several
                 when = f"{day}{clock(start_s)} (UTC)"
+            shown_s = self.table.busiest_s[1]
+            if at == "peak" and shown_s < WHOLE_FROM * self.table.window_s:
+                when = f"{when}, of which the log shows {lasting(shown_s)}"
         if at == "mean" or self.table.whole:
             return "the mean"
         if len(self.table.rates) == 1:

@@ -33,6 +33,7 @@ from packer.planning.shortfall import (
 from packer.planning.unkept import NEAR, apart_words, cannot_words, more_parts, not_found_words, unreachable_words
 from packer.room import Room, holding
 from packer.solvers.candidates import beyond_measured
+from packer.times import HOUR_S
 from packer.words import counted, listed, money
 
 REPLAYED = (
@@ -74,9 +75,12 @@ def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:
     if not job.log_hour or not plan.verified:
         return ()
     used = job.kept.adapters(plan.bins, Hour(job.workload.replaying(job.log_hour), job.seed)).slo_used
+    shown_s = float(np.ptp(job.log_hour.time_s))
+    which = "the log's hour" if shown_s >= 0.9 * HOUR_S else f"{shown_s / 60.0:.2g} min of the log"
+    said = f"The requests of {which}, replayed as they were,"
     if not (beyond := int((used > 1.0).sum())):
-        return ("The requests of the log's hour, replayed as they were, keep the goal.",)
-    said = f"The requests of the log's hour, replayed as they were, break the goal of {beyond:,} of"
+        return (f"{said} keep the goal.",)
+    said += f" break the goal of {beyond:,} of"
     return (f"{said} {counted(len(used), 'adapter')}, and so they do on more GPUs.",)
 
 

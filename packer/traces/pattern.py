@@ -34,6 +34,7 @@ class RateTable:
     `start_s`: float64 (windows,), start of each window, s since 1970 (UTC) or since the first request.
     `window_s`: length of a window, s.
     `whole`: true if the trace has no whole window; the table then has one window, which is the whole trace.
+    `covered_s`: float64 (windows,), how much of each window was observed, s; None: all of it.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,14 @@ class RateTable:
     start_s: FloatArray
     window_s: float
     whole: bool = False
+    covered_s: FloatArray | None = None
+
+    @property
+    def busiest_s(self) -> tuple[float, float]:
+        """Start of the window with the highest offered load, as `start_s`, and how much of it was observed, s."""
+        k = int(self.offered_tok_s.argmax())
+        covered_s = self.window_s if self.covered_s is None else min(float(self.covered_s[k]), self.window_s)
+        return float(self.start_s[k]), covered_s
 
     @property
     def offered_tok_s(self) -> FloatArray:
@@ -66,7 +75,7 @@ class RateTable:
         slots[np.bincount(days, self.rates.sum(axis=1))[days] == 0.0] = -1
         kept = distinct(slots[slots >= 0])
         rates = np.array([self.rates[slots == slot].mean(axis=0) for slot in kept])
-        return replace(self, rates=rates, start_s=first_s + kept * self.window_s)
+        return replace(self, rates=rates, start_s=first_s + kept * self.window_s, covered_s=None)
 
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM. Raises
@@ -157,11 +166,13 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
             )
         kept |= busier
     else:
-        rates = requests[np.newaxis] / (trace.span_s + gap_s)
-        return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, whole=True)
+        covered_s = np.array([trace.span_s + gap_s])
+        rates = requests[np.newaxis] / covered_s
+        return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, True, covered_s)
     over_s = np.where(covered_s < BRIEF * window_s, window_s / 2, covered_s)
     rates = table[kept] / over_s[kept, np.newaxis]
-    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole=trace.span_s <= window_s)
+    whole = trace.span_s <= window_s
+    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole, covered_s[kept])
 
 
 def clock(time_s: float) -> str:

@@ -186,6 +186,20 @@ def test_the_busiest_window_is_named(start_s: float, view: View, when: str) -> N
     assert found.planned_for.startswith(f"{when}, ")
 
 
+@pytest.mark.parametrize("minutes", [-20, 36, 60])
+def test_what_a_log_shows_of_its_busiest_window_is_named(minutes: int) -> None:
+    """A part of an hour at either end of a log is no whole hour; hours without requests are no quiet ones."""
+    hours = [np.arange(3600.0 * k, 3600.0 * (k + 1)) for k in (0, 1, 5)]
+    part_s = np.arange(0.0, 60.0 * abs(minutes), 0.2)
+    time_s = np.concatenate([*hours, 21_600.0 + part_s] if minutes < 0 else [part_s - part_s[-1], *hours])
+    tokens, start_s = np.full(len(time_s), 100), 20_000 * 86_400.0 + time_s[0]
+    log = Trace(time_s - time_s[0], tokens, tokens, np.zeros_like(tokens), ("a",), (8,), start_s=start_s)
+    found = observe_log(log, Ranks())
+    assert found.table.busiest_s[1] == pytest.approx(60.0 * abs(minutes), abs=2.0)
+    assert found.span.endswith(" h, of which 3 h have no requests")
+    assert (f", of which the log shows {abs(minutes)} min, " in found.planned_for) == (minutes != 60)
+
+
 def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:
     """Base models, priorities and limits of a replayed fleet are kept at every load."""
     adapters = tuple(replace(a, model=f"m{k % 2}", priority=k, slo_class="chat") for k, a in enumerate(fleet.adapters))
