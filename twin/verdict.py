@@ -67,6 +67,8 @@ def verdict_of(sim: Run, tried: bool = False) -> RunVerdict:
         parts.append(f"{'starves: ' if sim.starved else ''}serves {_share(sim.served_share)}")
         parts += ["its queue grows"] if not sim.stable and not sim.starved else []
     steady = not open_loop or (sim.stable and not sim.starved)
+    if open_loop and steady and sim.served_share < 1.0 and not sim.refused + sim.held_back:
+        parts[0] += " (the rest is unfinished at the end)"
     broken = [each.words for each in limits if not each.kept]
     holds = steady and not broken
     if holds and sim.slo_used > 1.0 and open_loop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,16 @@ def test_what_was_not_measured_is_not_0_ms(toy_profile: Profile) -> None:
     jobs = simulate_cluster(fleet(1, 1.0), Cluster.of(toy_profile, 1, max_loras=1), "rrod", duration_s=60)
     assert "p95 TTFT 2 s (none measured) and mean ITL 100 ms (none measured)" in verdict_of(idle).text
     assert "mean ITL 100 ms (none measured)" in verdict_of(jobs).text
+
+
+def test_requests_that_still_run_are_not_lost(toy_profile: Profile) -> None:
+    """Less than all of the load is served because requests are unfinished at the end, not because some are refused."""
+    run = simulate(fleet(2, 0.5), toy_profile, max_loras=2, duration_s=3600)
+    assert run.completed < run.sent
+    assert re.match(r"Serves 99\.\d % \(the rest is unfinished at the end\), keeps", verdict_of(run).text)
+    full = simulate(fleet(2, 0.5), toy_profile, max_loras=2, duration_s=3600, max_outstanding=3)
+    assert full.refused
+    assert "unfinished" not in verdict_of(full).text
 
 
 def test_slots_that_are_too_few_are_named(toy_profile: Profile) -> None:
