@@ -28,7 +28,7 @@ from packer.workload import Workload
 
 MOST_REPLICAS = 64  # Default maximum number of parts of an adapter whose load takes fewer.
 MOST_SPLIT = 1_024  # Default maximum number of parts of any adapter.
-SURE = 0.5  # An adapter that uses no more of its limits in an hour alone keeps them one request at a time, too.
+CALM = 0.5  # An adapter that uses no more of its limits in an hour alone keeps them one request at a time, too.
 FURTHER = 8  # Number of adapters examined beyond the first, by length, that keeps the goal on an idle server.
 SPARE_PARTS = 8  # Default maximum number of parts, as a multiple of those that the load takes (`least_parts`).
 
@@ -115,7 +115,7 @@ def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: boo
     def reachable(i: int, _parts: int = 1) -> bool:
         # Few requests may keep by luck a limit that an idle server breaks.
         known = not stop() and least(i) == 1 and not fleet.slo.is_none
-        calm = known and kept.used([part(fleet, profile, i, 1)], most=[1.0])[0] <= SURE
+        calm = known and kept.used([part(fleet, profile, i, 1)], most=[1.0])[0] <= CALM
         return fleet.slo.is_none or calm or kept_idle(i)
 
     found: dict[int, int | None] = {}

@@ -75,7 +75,7 @@ def test_fleets_with_very_long_requests_are_tried_in_many_hours_at_raised_rates(
     assert len(hours) * len(bins) >= SERVER_HOURS
     assert {id(hour.fleet) for hour in hours} == {id(raised)}
     cut = replace(fleet, input_tokens=Lengths.lognormal(500.0, 4.0, high=2000))
-    for even in (fleet, cut):  # long requests that are cut are not long
+    for even in (fleet, cut, uneven.held_to("none")):  # long requests that are cut are not long, or none is too late
         (hour,) = KeptHours(even, raised, 0, Hours()).fresh(bins)
         assert hour.fleet is even
 

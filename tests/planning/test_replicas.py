@@ -189,3 +189,10 @@ def test_the_search_for_parts_ends_with_its_time(
     assert len(seen) == hours
     assert found.keys() == {0}
     assert (found[0] or 0) >= least_parts(fleet, toy_profile, 0) > 1
+
+
+def test_without_limits_no_idle_server_is_asked(toy_profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests one at a time break no limit if there is none, and such a run of up to a day is not simulated."""
+    monkeypatch.setattr(KeptHours, "lone", lambda *_: pytest.fail("simulated"))
+    fleet = Workload([Adapter("a", 8, 60.0), Adapter("b", 8, 0.1)]).held_to("none")
+    assert needed(kept_of(fleet), toy_profile, None) == {}
