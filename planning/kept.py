@@ -258,7 +258,7 @@ class KeptHours:
             for (item, *_), each in zip(
                 here, self.simulated.judged(here, [1.0] * len(here), [(job, 1.0) for job in after]), strict=True
             ):
-                if not isinstance(each, BrokenError) and not all(each.holds[1:]):
+                if not isinstance(each, BrokenError) and not (all(each.holds[1:]) and each.of_server <= 1.0):
                     return False
                 own = each.late if isinstance(each, BrokenError) else np.flatnonzero(~(each.adapters.slo_used <= 1.0))
                 late |= {item.adapters[i] for i in own}
@@ -266,7 +266,7 @@ class KeptHours:
                 return False
         # Servers that were ended early may do worse in the rest of the hour.
         hours = self.all(bins, hour)
-        if not all(served and stable for _, stable, served in (hour.holds for hour in hours)):
+        if not all(all(each.holds[1:]) and each.of_server <= 1.0 for each in hours):
             return False
         return int((merged(hour.fleet, bins, hours).slo_used <= 1.0).sum()) >= self.required
 

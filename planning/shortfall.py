@@ -45,8 +45,8 @@ def latency(value_ms: float) -> str:
 
 
 def late_words(kept: KeptHours, point: FrontierPoint) -> str:
-    """How long requests wait, and when, if a plan breaks TTFT limits, else how far it is beyond those of ITL, or that a
-    queue grows; "" if none of these is the cause."""
+    """How long requests wait, and when, if a plan breaks TTFT limits, else how far it is beyond those of ITL, that a
+    queue grows, or how much of its other limits a server uses; "" if none of these is the cause."""
     hours = kept.hours if point.broken_later else [kept.planned]
     for hour in hours:
         worst = max(kept.all(point.plan.bins, hour), key=lambda each: each.used)
@@ -59,7 +59,10 @@ def late_words(kept: KeptHours, point: FrontierPoint) -> str:
     slow_ms = [each.mean_itl_ms[each.mean_itl_ms > allowed_ms] for each in found]
     if (most_ms := np.concatenate(slow_ms).max(initial=0.0)) > 0.0:
         return f": ITL up to {most_ms:.0f} ms"
-    return ": a queue grows" if any(np.isinf(each.slo_used).any() for each in found) else ""
+    if any(np.isinf(each.slo_used).any() for each in found):
+        return ": a queue grows"
+    most = max(each.used for hour in hours for each in kept.all(point.plan.bins, hour))
+    return f": a server uses {math.ceil(100.0 * most)} % of its limits" if most > 1.0 else ""
 
 
 def _when(sent_s: Float32Array, fleet: Workload) -> str:

@@ -24,6 +24,7 @@ from packer.search import reach
 from packer.twin.limits import USED_UP, limit_of
 from packer.twin.override import with_engine
 from packer.twin.parts import parts_s
+from packer.twin.per_adapter import requests_used
 from packer.twin.run import Run
 from packer.twin.simulate import simulate
 from packer.twin.threads import Workers, in_threads
@@ -52,7 +53,8 @@ class ServerHour:
     requests. `ttft_ms`: TTFT of every completed request, float32, None if it was dropped. `late`: send times (s) and
     TTFT (ms) of requests that waited longer than their limit, float32 (2, late), none if `used` is infinite. `holds`:
     whether its limits are kept, its queue does not grow, and it does not starve. `short_of_cache`: the KV cache is
-    mostly in use, or too small for the server to start, so that fewer slots may help.
+    mostly in use, or too small for the server to start, so that fewer slots may help. `of_server`: the share of limits
+    of servers and of requests that it uses.
     """
 
     figures: Evaluation
@@ -63,6 +65,7 @@ class ServerHour:
     late: Float32Array
     holds: tuple[bool, bool, bool]
     short_of_cache: bool = False
+    of_server: float = 0.0
 
 
 @dataclass(eq=False)
@@ -254,6 +257,7 @@ class Hours:
             sim.late[:, : None if math.isfinite(sim.slo_used) else 0].astype(np.float32),
             self.holds(sim),
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
+            max(sim.server_slo_used, requests_used(sim)) if self.holds(sim)[2] else 0.0,
         )
 
 

@@ -192,3 +192,15 @@ def test_an_hour_in_which_too_many_adapters_are_late_ends_early(server: Profile,
     late = int((whole.adapters(bins, whole.given).slo_used > 1.0).sum())
     assert early.holds_in(bins, early.given) is (late <= 2)
     assert late <= 2 or len(early.simulated._stored) < len(bins)
+
+
+@pytest.mark.parametrize(("limit", "held"), [("p90_itl_ms=8", False), ("p90_itl_ms=90", True), ("ttft_ms=20", False)])
+def test_a_share_of_adapters_does_not_excuse_limits_of_servers_and_requests(
+    server: Profile, limit: str, held: bool
+) -> None:
+    """The share is one of the adapters: a server beyond a limit of its own, or of its requests, breaks the goal."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.12) for k in range(20)]).held_to(f"{limit},adapter_share=0.9")
+    bins = [Bin(tuple(range(20)), server.settings(20, 16), server)]
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    assert kept.holds_in(bins, kept.given) is held
+    assert (kept.all(bins, kept.given)[0].used <= 1.0) is held

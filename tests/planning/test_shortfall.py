@@ -292,3 +292,16 @@ def test_a_plan_says_how_many_busy_hours_break_it(server: Profile) -> None:
     even = fleet.with_arrivals(Arrivals())
     plan.rooms = ()
     assert busy_words(_BreaksInBusyHours(even, even, 0, Hours()), plan) == ()
+
+
+def test_fewer_gpus_that_break_another_limit_say_by_how_much(server: Profile) -> None:
+    """Where neither waits, ITL nor a queue is the cause, the share of its limits that a server uses is the reason."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.12) for k in range(20)])
+    bins = [Bin(tuple(range(20)), server.settings(20, 8), server)]
+    mean_ms = float(Hours().all(bins, fleet)[0].adapters.mean_itl_ms.max())
+    fleet = fleet.held_to(f"p99_itl_ms={1.02 * mean_ms},adapter_share=0.9")
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    point = SimpleNamespace(broken_later=False, plan=SimpleNamespace(bins=bins))
+    said = shortfall.late_words(kept, cast("Any", point))
+    (used,) = re.findall(r"^: a server uses (\d+) % of its limits$", said)
+    assert int(used) - 1 < 100.0 * kept.all(bins, kept.planned)[0].used <= int(used)
