@@ -14,6 +14,7 @@ from packer.planning import kept as kept_hours
 from packer.planning.busiest import peak
 from packer.planning.chance import HOURS
 from packer.planning.kept import DRAWN, MOST_LONE, SERVER_HOURS, Hour, KeptHours
+from packer.sessions import Sessions
 from packer.twin.hours import Hours
 
 
@@ -78,6 +79,8 @@ def test_fleets_with_very_long_requests_are_tried_in_many_hours_at_raised_rates(
     for even in (fleet, cut, uneven.held_to("none")):  # long requests that are cut are not long, or none is too late
         (hour,) = KeptHours(even, raised, 0, Hours()).fresh(bins)
         assert hour.fleet is even
+    talks = replace(uneven, adapters=tuple(replace(each, sessions=Sessions(turns=4)) for each in uneven.adapters))
+    assert all(hour.fleet is talks for hour in KeptHours(talks, raised, 0, Hours()).fresh(bins))
 
 
 def test_busy_hours_are_the_busiest_of_those_drawn_for_each_server(toy_profile: Profile) -> None:
