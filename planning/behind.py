@@ -5,6 +5,7 @@ from __future__ import annotations
 from packer.cluster import Cluster
 from packer.plan import Plan
 from packer.planning.explore import Frontier
+from packer.planning.kept import SERVER_HOURS
 from packer.solvers.candidates import most_slots_of
 from packer.words import counted
 
@@ -13,8 +14,8 @@ SLOTS = (32, 16, 64)
 
 
 def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence if one server fewer, with every adapter on each server, keeps the goal behind `ROUTER` in all hours
-    of the plan, fresh hours included; () otherwise.
+    """A sentence if one server fewer, with every adapter on each server, keeps the goal behind `ROUTER` in the hours
+    of the plan, fresh ones included (`_holds`); () otherwise.
 
     Simulated only if adapters are busy at different times: no fleet with constant rates, or rates that rise and fall
     together, was found to need fewer servers behind a router. The first hour that breaks the goal ends a simulation.
@@ -36,10 +37,11 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
 
 
 def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
-    """Whether these servers keep the goal in all hours of the plan; False if the time runs out first."""
+    """Whether these servers keep the goal in the hours that the plan was made for and in up to `SERVER_HOURS` fresh
+    ones, as a cluster is simulated whole in each; False if the time runs out first."""
     from packer.twin.cluster.simulate import simulate_cluster
 
-    for hour in (*job.kept.hours, job.kept.given, *job.kept.tried(plan.bins, job.number)):
+    for hour in (*job.kept.hours, job.kept.given, *job.kept.tried(plan.bins, job.number)[:SERVER_HOURS]):
         if job.over() or simulate_cluster(hour.fleet, cluster, router=ROUTER, seed=hour.seed).slo_used > 1.0:
             return False
     return True
