@@ -74,9 +74,11 @@ def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:
     does."""
     if not job.log_hour or not plan.verified:
         return ()
+    from packer.traces.pattern import WHOLE_FROM
+
     used = job.kept.adapters(plan.bins, Hour(job.workload.replaying(job.log_hour), job.seed)).slo_used
     shown_s = float(np.ptp(job.log_hour.time_s))
-    which = "the log's hour" if shown_s >= 0.9 * HOUR_S else f"{shown_s / 60.0:.2g} min of the log"
+    which = "the log's hour" if shown_s >= WHOLE_FROM * HOUR_S else f"{shown_s / 60.0:.2g} min of the log"
     said = f"The requests of {which}, replayed as they were,"
     if not (beyond := int((used > 1.0).sum())):
         return (f"{said} keep the goal.",)

@@ -255,10 +255,9 @@ class KeptHours:
         jobs, late = [self.job(item, hour) for item in order], set[int]()
         for k in range(0, len(order), AT_ONCE):
             here, after = (jobs[j : j + AT_ONCE] for j in (k, k + AT_ONCE))
-            for (item, *_), each in zip(
-                here, self.simulated.judged(here, [1.0] * len(here), [(job, 1.0) for job in after]), strict=True
-            ):
-                if not isinstance(each, BrokenError) and not (all(each.holds[1:]) and each.of_server <= 1.0):
+            found = self.simulated.judged(here, [1.0] * len(here), [(job, 1.0) for job in after])
+            for (item, *_), each in zip(here, found, strict=True):
+                if not (isinstance(each, BrokenError) or each.serves):
                     return False
                 own = each.late if isinstance(each, BrokenError) else np.flatnonzero(~(each.adapters.slo_used <= 1.0))
                 late |= {item.adapters[i] for i in own}
@@ -266,7 +265,7 @@ class KeptHours:
                 return False
         # Servers that were ended early may do worse in the rest of the hour.
         hours = self.all(bins, hour)
-        if not all(all(each.holds[1:]) and each.of_server <= 1.0 for each in hours):
+        if not all(each.serves for each in hours):
             return False
         return int((merged(hour.fleet, bins, hours).slo_used <= 1.0).sum()) >= self.required
 

@@ -52,11 +52,8 @@ class Trial:
         """Whether the servers with their best slots break the goal in the first hour, and one uses more than
         `_worst` of its limits."""
         kept, first = self.kept, self.kept.hours[:1]
-        order, made, used = (
-            sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload)),
-            list[Bin](),
-            list[float](),
-        )
+        order = sorted(bins, key=lambda item: -item.offered_tok_s(kept.workload))
+        made, used = list[Bin](), list[float]()
         for k in range(0, len(order), AT_ONCE):
             some = with_best_slots(kept, order[k : k + AT_ONCE], first, self.over)
             made, used = made + some, used + kept.used(some, first)

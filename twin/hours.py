@@ -67,6 +67,11 @@ class ServerHour:
     short_of_cache: bool = False
     of_server: float = 0.0
 
+    @property
+    def serves(self) -> bool:
+        """Whether it serves its load, without a queue that grows, within the limits of servers and of requests."""
+        return all(self.holds[1:]) and self.of_server <= 1.0
+
 
 @dataclass(eq=False)
 class Hours:
@@ -242,6 +247,7 @@ class Hours:
         return inside, served and sim.stable, served
 
     def _hour(self, sim: Run) -> ServerHour:
+        holds = self.holds(sim)
         return ServerHour(
             evaluation_of([sim]),
             sim.slo_used,
@@ -255,9 +261,9 @@ class Hours:
             float(sim.ttft_ms.max(initial=0.0)),
             sim.ttft_ms.astype(np.float32),
             sim.late[:, : None if math.isfinite(sim.slo_used) else 0].astype(np.float32),
-            self.holds(sim),
+            holds,
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
-            max(sim.server_slo_used, requests_used(sim)) if self.holds(sim)[2] else 0.0,
+            max(sim.server_slo_used, requests_used(sim)) if holds[2] else 0.0,
         )
 
 
