@@ -229,10 +229,10 @@ def _follow(
     """Evaluate at the measured rates, once or every `traffic.every_s` seconds."""
     from packer.io.workloads import write_workload
     from packer.operate.drift import with_base
-    from packer.operate.observe import busiest_requests
+    from packer.operate.view import surge_of
     from packer.report.metrics import metrics_text
     from packer.traces.measure import rounded
-    from packer.traces.pattern import rates_of
+    from packer.traces.pattern import busiest_requests, rates_of
 
     refuse_unused("measured traffic", (*_CHANGED, "rate_factor", "duration_s", "rewrite"))
     if not plan.bins:
@@ -250,9 +250,9 @@ def _follow(
                 given |= {"seed": changes.seed, "in_log": traffic.log_path is not None}
                 shown_s = traffic.window_s
                 if log is not None:
-                    notes += log.notes
-                    requests = busiest_requests(log, traffic.window_s)
-                    shown_s = rates_of(log, traffic.window_s).busiest_s[1]
+                    table = rates_of(log, traffic.window_s)
+                    notes += [*log.notes, *surge_of(table)]
+                    requests, shown_s = busiest_requests(log, table), table.busiest_s[1]
                     named = dict(zip(measured.names, seen.names, strict=True))
                     requests = replace(requests, names=tuple(named[name] for name in requests.names))
                     given["requests"] = requests, traffic.window_s

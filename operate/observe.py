@@ -15,13 +15,13 @@ from packer.arrival import RequestTrace
 from packer.errors import FileFormatError, IncompatibleError, ValidationError, shown
 from packer.objectives.headroom import read_rates, with_rates
 from packer.operate.summary import sessions_of
-from packer.operate.view import AS_LOGGED, BUSIEST, Loads, Named, Observed, View
+from packer.operate.view import AS_LOGGED, BUSIEST, Loads, Named, Observed, View, surge_of
 from packer.times import HOUR_S
 from packer.traces.access_log import USUAL, Fields
 from packer.traces.assign import Ranks
 from packer.traces.bursts import bursts_within
 from packer.traces.measure import measure_workload
-from packer.traces.pattern import RateTable, latest_rates, rates_of
+from packer.traces.pattern import RateTable, busiest_requests, latest_rates, rates_of
 from packer.traces.prefixes import BLOCK_TOKENS, with_hit_rate
 from packer.traces.prometheus import Metrics
 from packer.traces.read import read_trace
@@ -69,8 +69,9 @@ def observe_log(
     if absent := sorted(name for name, rank in ranks.table.items() if rank and name not in set(trace.names)):
         notes.append(f"no requests to {listed(absent, 10)}, left out though the table of ranks has them")
     notes += _elsewhere(table, loads) if view.at == "peak" else []
+    notes += [] if replay else surge_of(rates)
     as_logged = view == BUSIEST and rate_factor == 1.0 and not replay
-    hour = requests_to(fleet.names, busiest_requests(trace, window_s), window_s) if as_logged else None
+    hour = requests_to(fleet.names, busiest_requests(trace, rates), window_s) if as_logged else None
     return Observed(fleet, table, loads, tuple(notes), trace.span_s, hour)
 
 
@@ -142,19 +143,6 @@ def seen_in_log(trace: Trace, window_s: float, *, busiest: bool = False) -> Work
     return replace(fleet, adapters=tuple(kept), arrivals=arrivals)
 
 
-def busiest_requests(trace: Trace, window_s: float) -> Trace:
-    """The requests of the window with the highest offered load, from its start; their adapters alone."""
-    begin_s = rates_of(trace, window_s).busiest_s[0] - trace.start_s
-    inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + window_s))
-    used, adapter = np.unique(trace.owner[inside], return_inverse=True)
-    ranks = None if trace.ranks is None else tuple(trace.ranks[k] for k in used.tolist())
-    whole = replace(trace, adapter=None, names=(), ranks=None).take(inside)
-    return replace(
-        whole, time_s=whole.time_s - max(begin_s, 0.0), start_s=trace.start_s + max(begin_s, 0.0),
-        adapter=adapter.astype(np.int64), names=tuple(trace.names[k] for k in used.tolist()), ranks=ranks,
-    )  # fmt: skip
-
-
 def requests_to(names: Sequence[str], log: Trace, window_s: float) -> RequestTrace | None:
     """The requests of a log to the adapters of these names, by their place among the names; None if there are none.
     `window_s`: minimum length. It is longer than a short log, so that all of its requests end. Where the
@@ -212,12 +200,13 @@ def at_load(fleet: Workload, load: str, rates_path: str | os.PathLike[str] | Non
 def observe_replayed(fleet: Workload, load: str = "peak") -> Observed:
     """Observe the trace that a fleet replays; the result has random arrivals at one of its loads, as in `at_load`."""
     view, trace = View(load, ()), replayed_trace(fleet)
-    table, loads = view.loads(rates_of(trace, HOUR_S))
+    rates = rates_of(trace, HOUR_S)
+    table, loads = view.loads(rates)
     drawn = _drawn(fleet, trace, view.bursts_s(HOUR_S))
     at = drawn if load == "mean" else with_rates(drawn, next(iter(loads.values())))
     at = _following(at, trace, view, table, loads)
-    hour = requests_to(at.names, busiest_requests(trace, HOUR_S), HOUR_S) if view.at == BUSIEST.at else None
-    return Observed(at, table, loads, tuple(_trend_of(at)), trace.span_s, hour)
+    hour = requests_to(at.names, busiest_requests(trace, rates), HOUR_S) if view.at == BUSIEST.at else None
+    return Observed(at, table, loads, (*_trend_of(at), *surge_of(rates)), trace.span_s, hour)
 
 
 def drawn_within(fleet: Workload, window_s: float) -> Workload:

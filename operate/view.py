@@ -63,6 +63,22 @@ def lasting(span_s: float) -> str:
     return next(f"{span_s / unit_s:.3g} {name}" for unit_s, name, most in units if span_s < most * unit_s)
 
 
+def _time(start_s: float, *, dated: bool) -> str:
+    """A time of a log: "10:00 (UTC)", after its day where it is `dated`, or the time since the log's start."""
+    if start_s < SINCE_1970_S:
+        return f"{start_s // HOUR_S:02.0f}:{start_s // 60.0 % 60.0:02.0f} after its start"
+    return f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * dated + f"{clock(start_s)} (UTC)"
+
+
+def surge_of(table: RateTable) -> list[str]:
+    """Return a sentence if a busy part of a window at an end of the log is left out."""
+    if table.surge is None:
+        return []
+    start_s, covered_s, times = table.surge
+    said = f"the {lasting(covered_s)} from {_time(start_s, dated=False)} at an end of the log have {times:.2g} × the"
+    return [f"{said} load of its busiest window and are left out, too short to tell growth from a burst"]
+
+
 @dataclass(frozen=True, eq=False)
 class Observed:
     """What was observed: the fleet, its rates by window, and the rate vectors that a plan may have to serve.
@@ -99,20 +115,16 @@ class Observed:
         starts_s = self.table.starts_of(rates)
         when = {"mean": "the mean", "each-peak": "each adapter's busiest window"}.get(at, f"the load {at}")
         if starts_s and at != "mean":
-            start_s = starts_s[0]
-            if start_s < SINCE_1970_S:
-                when = f"{start_s // HOUR_S:02.0f}:{start_s // 60.0 % 60.0:02.0f} after its start"
-            else:
-                several = float(np.ptp(self.table.start_s)) + self.table.window_s > DAY_S
-                day = f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%d} " * several
-                when = f"{day}{clock(start_s)} (UTC)"
+            several = float(np.ptp(self.table.start_s)) + self.table.window_s > DAY_S
+            when = _time(starts_s[0], dated=several)
             shown_s = self.table.busiest_s[1]
             if at == "peak" and shown_s < WHOLE_FROM * self.table.window_s:
                 when = f"{when}, of which the log shows {lasting(shown_s)}"
         if at == "mean" or self.table.whole:
             return "the mean"
         if len(self.table.rates) == 1:
-            return f"{when}, the only whole window in it"
+            kind = "busiest" if starts_s[0] % self.table.window_s else "only whole"
+            return f"{when}, the {kind} window in it"
         return f"{when}, {self.times_mean:.2g} × the mean"
 
 

@@ -31,11 +31,12 @@ import numpy as np
 import packer
 from packer.io.workloads import write_workload
 from packer.operate.drift import drift, replayed_on
-from packer.operate.observe import busiest_requests, observe_log, observe_replayed, seen_in_log
+from packer.operate.observe import observe_log, observe_replayed, seen_in_log
 from packer.operate.schedule import periods_of_trace, schedule
 from packer.operate.view import Named, View
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
+from packer.traces.pattern import busiest_requests, rates_of
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.twin.cluster.simulate import simulate_cluster
@@ -143,7 +144,7 @@ def ask(trace: Trace, slo: str) -> dict[str, Any]:
     plans["trace"] = solve(found.fleet, server, log_hour=found.hour)
     rates, trends = periods_of_trace(trace, fleet, HOUR_S)
     day = schedule(fleet, server, rates, trends=trends, slo=slo)
-    hour = busiest_requests(trace, HOUR_S)
+    hour = busiest_requests(trace, rates_of(trace, HOUR_S))
     gpus = {name: plan.n_gpus for name, plan in plans.items()}
     gpus["schedule"] = max(each.gpus for each in day.periods)
     plans["schedule"] = day.static

@@ -18,6 +18,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
 from packer.times import HOUR_S
 from packer.traces.burst_fit import MIN_CV, fitted, polynomials
+from packer.traces.pattern import busiest_requests, rates_of
 from packer.traces.trace import Trace
 from packer.traces.trend import flattened
 
@@ -38,14 +39,17 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
     removed, because a day's ramp is not a burst, nor is a load that is one of two at a time (`flattened`), and time
-    scales above a tenth of the window are left out. A trace without a whole window is one window. None: relative to the
-    mean rate of the whole trace. A long trace then has bursts within hours and a slow factor, fitted separately: in a
-    joint fit, the course of a day hides short bursts. Raises `ValidationError`: the trace names no adapters.
+    scales above a tenth of the window are left out. A trace without a whole window by the clock counts in its busiest
+    window alone, or is one window if it is shorter. None: relative to the mean rate of the whole trace. A long trace
+    then has bursts within hours and a slow factor, fitted separately: in a joint fit, the course of a day hides short
+    bursts. Raises `ValidationError`: the trace names no adapters.
     """
     within_s = window_s or HOUR_S
     trace = flattened(trace, window_s) if window_s else trace
     # With `window_s`, one whole window is enough; the slow factor needs at least two.
     several = trace.span_s - _before(trace, within_s) >= (within_s if window_s else 2.0 * within_s)
+    if window_s and not several and trace.span_s > window_s:
+        trace = busiest_requests(trace, rates_of(trace, window_s))
     common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)
     if window_s is None and several:
         slow = _factors(trace, trace.span_s, 0, (common, own))

@@ -35,6 +35,8 @@ class RateTable:
     `window_s`: length of a window, s.
     `whole`: true if the trace has no whole window; the table then has one window, which is the whole trace.
     `covered_s`: float64 (windows,), how much of each window was observed, s; None: all of it.
+    `surge`: a part of a window that is left out, at an end of the trace, although it is surely busier than all other
+    times as long: its start, as `start_s`, its length, s, and its load, as a multiple of the busiest window's.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,7 @@ class RateTable:
     window_s: float
     whole: bool = False
     covered_s: FloatArray | None = None
+    surge: tuple[float, float, float] | None = None
 
     @property
     def busiest_s(self) -> tuple[float, float]:
@@ -71,11 +74,12 @@ class RateTable:
             return self
         first_s = self.start_s[0] // DAY_S * DAY_S
         days = ((self.start_s - first_s) // DAY_S).astype(np.int64)
-        slots = (self.start_s % DAY_S // self.window_s).astype(np.int64)
+        phase_s = self.start_s[0] % self.window_s
+        slots = (np.round((self.start_s - phase_s) / self.window_s) % (DAY_S / self.window_s)).astype(np.int64)
         slots[np.bincount(days, self.rates.sum(axis=1))[days] == 0.0] = -1
         kept = distinct(slots[slots >= 0])
         rates = np.array([self.rates[slots == slot].mean(axis=0) for slot in kept])
-        return replace(self, rates=rates, start_s=first_s + kept * self.window_s, covered_s=None)
+        return replace(self, rates=rates, start_s=first_s + phase_s + kept * self.window_s, covered_s=None)
 
     def day(self) -> dict[str, FloatArray]:
         """The rates of each window of the mean day (UTC), float64 (adapters,), by its start as HH:MM. Raises
@@ -124,14 +128,14 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
 
     `trace`: a trace with adapters. It is taken to begin half a mean gap between requests before its first request, and
     to end as long after its last one.
-    `window_s`: length of a window, s; windows start at multiples of it.
+    `window_s`: length of a window, s; windows start at multiples of it. But where such a window is whole in no part of
+    a trace that is longer than one, as in an hour and a half from 10:20, the busiest window of all is one of them.
     Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
     adapter, gap_s = trace.owner, _gap_s(trace)
-    first = trace.start_s
-    if trace.span_s > window_s:
-        first -= first % window_s
+    weights = (trace.input_tokens + trace.output_tokens).astype(np.float64)
+    first = trace.start_s if trace.span_s <= window_s else _begin_s(trace, window_s, weights, gap_s)
     offset = trace.start_s - first
     window = ((trace.time_s + offset) // window_s).astype(np.int64)
     window = np.zeros_like(window) if trace.span_s <= window_s else window
@@ -143,7 +147,6 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     covered_s = np.minimum(begins + window_s, offset + trace.span_s + gap_s / 2)
     covered_s -= np.maximum(begins, offset - gap_s / 2)
     requests = np.bincount(adapter, minlength=len(trace.names))
-    weights = trace.input_tokens + trace.output_tokens
     tokens = np.bincount(adapter, weights, minlength=len(trace.names)) / requests
     flat = np.bincount(window * len(trace.names) + adapter, minlength=count * len(trace.names))
     table = flat.reshape(count, len(trace.names)).astype(np.float64)
@@ -156,7 +159,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     kept, load = covered_s >= WHOLE_FROM * window_s, table @ tokens
     most = (load / covered_s).max(initial=0.0, where=kept)
     if most:
-        least = load - SURE * np.sqrt(np.bincount(window, weights.astype(np.float64) ** 2, minlength=count))
+        least = load - SURE * np.sqrt(np.bincount(window, weights**2, minlength=count))
         busier = ~kept & (least > most * np.maximum(covered_s, window_s / 2))
         into_s = trace.time_s + offset - window_s * window
         for k in np.flatnonzero(busier).tolist():  # at the first or the last window
@@ -171,8 +174,48 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
         return RateTable(trace.names, rates, tokens, np.array([trace.start_s]), window_s, True, covered_s)
     over_s = np.where(covered_s < BRIEF * window_s, window_s / 2, covered_s)
     rates = table[kept] / over_s[kept, np.newaxis]
+    surge: tuple[float, float, float] | None = None
+    for k in {0, count - 1} if load[-1] else ():  # else both are merged
+        begin_s, times = max(0.0, begins[k] - offset), float(load[k] / covered_s[k] / (load / over_s)[kept].max())
+        if not kept[k] and times > (1.0 if surge is None else surge[2]):
+            other = np.abs(trace.time_s - begin_s) >= covered_s[k]
+            if least[k] > _loads(trace, weights, trace.time_s[other], covered_s[k]).max(initial=0.0):
+                surge = trace.start_s + begin_s, float(covered_s[k]), times
     whole = trace.span_s <= window_s
-    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole, covered_s[kept])
+    return RateTable(trace.names, rates, tokens, first + begins[kept], window_s, whole, covered_s[kept], surge)
+
+
+def _begin_s(trace: Trace, window_s: float, weights: FloatArray, gap_s: float) -> float:
+    """Where the first of several windows begins, on the clock of `Trace.start_s`; see `rates_of`."""
+    before_s = trace.start_s % window_s
+    shown_s = max(window_s - before_s, min(window_s, before_s + trace.span_s - window_s)) + gap_s / 2
+    if shown_s >= WHOLE_FROM * window_s:
+        return trace.start_s - before_s
+    starts_s = trace.time_s[trace.time_s <= trace.span_s - window_s]
+    at_s = float(starts_s[_loads(trace, weights, starts_s, window_s).argmax()])
+    return trace.start_s + at_s - window_s * (at_s > 0.0)
+
+
+def _loads(trace: Trace, weights: FloatArray, starts_s: FloatArray, length_s: float) -> FloatArray:
+    """The tokens of the requests that come in the time `length_s` from each of some times on, float64 (n,)."""
+    summed = np.append(0.0, np.cumsum(weights))
+    ends = np.searchsorted(trace.time_s, starts_s + length_s)
+    found: FloatArray = summed[ends] - summed[np.searchsorted(trace.time_s, starts_s)]
+    return found
+
+
+def busiest_requests(trace: Trace, table: RateTable) -> Trace:
+    """The requests of the window with the highest offered load, from its start; their adapters alone. `table`: the
+    rates of the trace."""
+    begin_s = table.busiest_s[0] - trace.start_s
+    inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + table.window_s))
+    used, adapter = np.unique(trace.owner[inside], return_inverse=True)
+    ranks = None if trace.ranks is None else tuple(trace.ranks[k] for k in used.tolist())
+    whole = replace(trace, adapter=None, names=(), ranks=None).take(inside)
+    return replace(
+        whole, time_s=whole.time_s - max(begin_s, 0.0), start_s=trace.start_s + max(begin_s, 0.0),
+        adapter=adapter.astype(np.int64), names=tuple(trace.names[k] for k in used.tolist()), ranks=ranks,
+    )  # fmt: skip
 
 
 def clock(time_s: float) -> str:

@@ -16,7 +16,6 @@ from packer.errors import IncompatibleError, ValidationError
 from packer.goal import Slo
 from packer.operate.observe import (
     at_load,
-    busiest_requests,
     drawn_within,
     log_of_plan,
     observe_log,
@@ -28,6 +27,7 @@ from packer.operate.view import View
 from packer.profile import Profile
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
+from packer.traces.pattern import busiest_requests, rates_of
 from packer.traces.read import read_trace
 from packer.traces.trace import Trace
 from packer.twin.override import with_engine
@@ -149,7 +149,7 @@ def test_the_busiest_window_of_a_log(tmp_path: Path) -> None:
     log = log_of_plan(path)
     assert seen_in_log(log, 3600.0, busiest=True).rates[0] == pytest.approx(0.5, rel=0.01)
     assert seen_in_log(log, 3600.0).rates[0] == pytest.approx(0.025, rel=0.3)
-    hour = busiest_requests(log, 3600.0)
+    hour = busiest_requests(log, rates_of(log, 3600.0))
     assert (len(hour), hour.time_s[0], hour.names) == (1800, 0.0, ("a",))
     assert hour.time_s[-1] < 3600.0
 
@@ -198,6 +198,30 @@ def test_what_a_log_shows_of_its_busiest_window_is_named(minutes: int) -> None:
     assert found.table.busiest_s[1] == pytest.approx(60.0 * abs(minutes), abs=2.0)
     assert found.span.endswith(" h, of which 3 h have no requests")
     assert (f", of which the log shows {abs(minutes)} min, " in found.planned_for) == (minutes != 60)
+
+
+@pytest.mark.parametrize("busier", [1.0, 5.0])
+def test_a_surge_at_the_end_is_left_out_with_a_note(busier: float) -> None:
+    """Four minutes with five times the load are not planned for, measured or replayed, and that is said."""
+    time_s = np.append(np.arange(0.0, 7200.0), np.arange(7200.0, 7440.0, 1.0 / busier))
+    tokens = np.full(len(time_s), 100)
+    log = Trace(time_s, tokens, tokens, np.zeros_like(tokens), ("a",), (8,), start_s=20_000 * 86_400.0)
+    for found in (observe_log(log, Ranks()), observe_replayed(measure_workload(log, replay=True))):
+        assert found.fleet.rate == pytest.approx(1.0, rel=0.01)
+        said = [each for each in found.notes if each.startswith("the 4 min from 02:00 (UTC) at an end of the log have")]
+        assert len(said) == (busier > 1.0)
+        assert all("have 5 × the load of its busiest window and are left out" in each for each in said)
+
+
+@pytest.mark.parametrize(("minutes", "when"), [(90, "the busiest"), (119, "the only whole")])
+def test_the_hour_of_a_log_between_two_hours_is_named(minutes: int, when: str) -> None:
+    """A log that has no whole hour by the clock is planned for its busiest one, and the time says so."""
+    begin_s = 20_000 * 86_400.0 + (1200.0 if minutes == 90 else 30.0)
+    time_s = np.arange(0.0, 60.0 * minutes, 1.0)
+    tokens = np.full(len(time_s), 100)
+    log = Trace(time_s, tokens, tokens, np.zeros_like(tokens), ("a",), (8,), start_s=begin_s)
+    found = observe_log(replace(log, time_s=log.time_s * (minutes - 10) / minutes), Ranks())
+    assert found.planned_for.endswith(f" (UTC), {when} window in it")
 
 
 def test_what_a_trace_does_not_show_stays(fleet: Workload) -> None:

@@ -336,3 +336,15 @@ def test_requests_at_few_times_have_no_bursts(recwarn: pytest.WarningsRecorder) 
     seen = Trace(times, ones, ones, np.zeros(210, dtype=np.int64), ("a",), (8,))
     assert measure_arrivals(seen).kind == "poisson"
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("levels", [(2.0, 8.0, 8.0), (8.0, 8.0, 2.0), (2.0, 8.0, 2.0)])
+def test_the_course_of_a_log_without_a_whole_hour_is_no_burst(levels: tuple[float, ...]) -> None:
+    """In 90 minutes from 10:20 bursts are measured in the busiest hour, whose rates are those of the plan."""
+    rng = np.random.default_rng(3)
+    counts = rng.poisson(60.0 * np.repeat(levels, 30))
+    times = np.sort(np.repeat(60.0 * np.arange(90), counts) + 60.0 * rng.random(counts.sum()))
+    ones = np.full(len(times), 100, dtype=np.int64)
+    seen = Trace(times - times[0], ones, ones, 0 * ones, ("a",), (8,), start_s=20_000 * 86_400.0 + 37_200.0)
+    found = measure_arrivals(seen, 3600.0).common
+    assert found is None or found.cv < 0.15

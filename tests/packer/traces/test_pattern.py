@@ -231,11 +231,46 @@ def test_an_hour_that_a_log_shows_at_both_ends_counts_once() -> None:
     assert seen.rates.ravel().tolist() == pytest.approx([1.0] * 24, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("minute", "times"), [(20, np.arange(0.0, 4800.0, 60.0)), (50, np.append(np.arange(0.0, 600.0), 9000.0))]
-)
-def test_a_trace_without_requests_in_a_whole_window_is_one(minute: int, times: FloatArray) -> None:
-    """No whole hour, or none with a request: the rate is that of the whole trace."""
+@pytest.mark.parametrize("front", [False, True])
+@pytest.mark.parametrize(("minutes", "times"), [(4, 5.0), (20, 1.4)])
+def test_a_surge_that_is_left_out_is_known(*, front: bool, minutes: int, times: float) -> None:
+    """A part of an hour at an end of a log, left out but busier than all times as long, is said with its load."""
+    clock = np.append(np.arange(0.0, 7200.0), np.arange(7200.0, 7200.0 + 60.0 * minutes, 1.0 / times))
+    if front:
+        clock = (clock[-1] - clock)[::-1]
+    log = replace(trace(clock.tolist(), [0] * len(clock), ("a",)), start_s=72_000.0 - 60.0 * minutes * front)
+    seen = rates_of(log, 3600.0)
+    np.testing.assert_allclose(seen.rates, 1.0, rtol=0.01)
+    assert seen.surge is not None
+    assert seen.surge == pytest.approx((72_000.0 + (-60.0 * minutes if front else 7200.0), 60.0 * minutes, times), 0.01)
+
+
+@pytest.mark.parametrize("more", [np.empty(0), np.arange(1000.0, 1240.0, 0.2), np.arange(7205.0, 7206.0, 0.2)])
+def test_an_end_of_a_log_that_is_not_surely_busier_is_no_surge(more: FloatArray) -> None:
+    """Not said: an end as busy as the rest, one as busy as some minutes in the log, and one of a few requests."""
+    end = np.arange(7200.0, 7440.0, 0.2 if 0 < more.min(initial=0.0) < 2000.0 else 1.0)
+    clock = np.sort(np.concatenate([np.arange(0.0, 7200.0), more, end]))
+    assert rates_of(trace(clock.tolist(), [0] * len(clock), ("a",)), 3600.0).surge is None
+
+
+@pytest.mark.parametrize(("levels", "begin"), [((1, 5, 5), 50), ((5, 5, 1), 20), ((1, 5, 1), 20), ((1, 3, 2), 50)])
+def test_a_log_without_a_whole_hour_by_the_clock_shows_its_busiest_one(levels: tuple[int, ...], begin: int) -> None:
+    """An hour and a half from 10:20 has an hour, too: its mean would be planned for with its course as bursts."""
+    minutes = np.repeat(levels, 30)
+    times = np.concatenate([60.0 * k + np.arange(0.0, 60.0, 1.0 / level) for k, level in enumerate(minutes)])
+    seen = rates_of(replace(trace(times.tolist(), [0] * len(times), ("a",)), start_s=10 * 3600.0 + 1200.0), 3600.0)
+    most = max(sum(levels[:2]), sum(levels[1:])) / 2
+    assert not seen.whole
+    assert (seen.rates.ravel().tolist(), seen.start_s.tolist()) == (
+        pytest.approx([most], rel=0.01), pytest.approx([36_000.0 + 60.0 * begin], abs=60.0),
+    )  # fmt: skip
+    day = seen.by_time_of_day()
+    assert (day.rates.tolist(), day.start_s.tolist()) == (seen.rates.tolist(), seen.start_s.tolist())
+
+
+def test_a_trace_without_requests_in_a_whole_window_is_one() -> None:
+    """No whole hour with a request: the rate is that of the whole trace."""
+    minute, times = 50, np.append(np.arange(0.0, 600.0), 9000.0)
     start_s = 10 * 3600.0 + minute * 60.0
     seen = rates_of(replace(trace(times.tolist(), [0] * len(times), ("a",)), start_s=start_s), 3600.0)
     assert seen.whole
