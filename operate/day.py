@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 from packer.bin import Bin
 from packer.moves import by_adapter
 from packer.plan import Plan
 from packer.settings import Settings
-from packer.times import HOUR_S
+from packer.times import HOUR_S, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,21 +83,13 @@ class Schedule:
 
     def _hours(self, weights: Sequence[float]) -> float:
         """Hours of a day in which servers run or start; hours of server k count `weights[k]` times."""
-        running = sum(sum(weights[k] for k in each.servers) * each.hours for each in self.periods)
-        return running + sum(weights[k] for _, k in self.starts()) * self.startup_s / HOUR_S
+        needed = needed_s(self.periods, self.startup_s)
+        return sum(weights[k] * sum(length_s for _, length_s in spans) for k, spans in needed.items()) / HOUR_S
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs in use at once, also while servers start and the previous period still runs."""
-        return self.at_once([item.gpus for item in self.servers])
-
-    def at_once(self, gpus: Sequence[int]) -> int:
-        """As `most_gpus`, if server k counts as `gpus[k]` GPUs."""
-        starting = [0] * len(self.periods)
-        for t, k in self.starts():
-            starting[t] += gpus[k]
-        running = [sum(gpus[k] for k in each.servers) for each in self.periods]
-        return max(max(now, running[t - 1] + starting[t]) for t, now in enumerate(running))
+        """The most GPUs in use at once, also while servers start and those of earlier periods still run."""
+        return max(sum(self.servers[k].gpus for k in used) for _, used in used_together(self.periods, self.startup_s))
 
     @property
     def static_gpu_hours(self) -> float:
@@ -126,9 +118,9 @@ class Schedule:
         return self.deployed.bins
 
     def starts(self) -> list[tuple[int, int]]:
-        """(period, server) of each start in a day."""
-        days = self.periods
-        return [(t, k) for t, each in enumerate(days) for k in each.servers if k not in days[t - 1].servers]
+        """(period, server) of each start in a day. A server that is off for no longer than it takes to start goes on
+        instead."""
+        return [(t, k) for t, k, _ in starts_of(self.periods, self.startup_s)]
 
     def running(self, server: int) -> list[tuple[float, float]]:
         """When a server must serve, as (start, end) as in `Period`, s, without its start-up time."""
@@ -174,6 +166,42 @@ class Schedule:
                 for each in self.periods
             ],
         }
+
+
+def needed_s(periods: Sequence[Period], startup_s: float) -> dict[int, list[tuple[float, float]]]:
+    """When each server is in use, of periods that repeat: the time at which it starts, s from the start of the first
+    period, and how long it starts and serves then. It goes on where it would be off for no longer than a start."""
+    ends_s = list(accumulate(each.end_s - each.start_s for each in periods))
+    day_s = ends_s[-1]
+    serving: dict[int, list[tuple[float, float]]] = {}
+    for each, start_s, end_s in zip(periods, [0.0, *ends_s], ends_s, strict=False):
+        for k in each.servers:
+            serving.setdefault(k, []).append((start_s, end_s))
+    found = {}
+    for k, own in serving.items():
+        spans = joined(own, startup_s, day_s)
+        whole = spans == [(0.0, day_s)]
+        found[k] = spans if whole else [((b - startup_s) % day_s, (e - b) % day_s + startup_s) for b, e in spans]
+    return found
+
+
+def starts_of(periods: Sequence[Period], startup_s: float) -> Iterator[tuple[int, int, set[int]]]:
+    """(period, server, all servers in use then) of each start, of periods that repeat."""
+    needed, day_s = needed_s(periods, startup_s), sum(each.end_s - each.start_s for each in periods)
+    begin_s = 0.0
+    for t, each in enumerate(periods):
+        at_s = (begin_s - startup_s) % day_s
+        used = {k for k, spans in needed.items() if any((at_s - s) % day_s <= length_s for s, length_s in spans)}
+        for k in each.servers:
+            if any(s == at_s and length_s < day_s for s, length_s in needed[k]):
+                yield t, k, used
+        begin_s += each.end_s - each.start_s
+
+
+def used_together(periods: Sequence[Period], startup_s: float) -> list[tuple[int, set[int]]]:
+    """The servers in use when one starts, and the period for which it does; if none does, those of the whole day."""
+    starting = [(t, used) for t, _, used in starts_of(periods, startup_s)]
+    return starting or [(0, {k for each in periods for k in each.servers})]
 
 
 def within_day(periods: Sequence[Period], day_s: float) -> list[Period]:

@@ -21,7 +21,7 @@ from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
 from packer.operate.cycle import with_few_changes
-from packer.operate.day import Period, Schedule, keys_of, with_steady_settings, within_day
+from packer.operate.day import Period, Schedule, keys_of, used_together, with_steady_settings, within_day
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
 from packer.planning.assemble import versions
@@ -143,7 +143,9 @@ def schedule(
     periods = day.each(static, progress)
     merged, stock = _merged(periods, partial(day.together, static), start_s), stock_of(kinds_of(profile))
     merged = with_few_changes(merged, periods, day.keeps, lambda one, other: _change_s(one, other, start_s))
-    while (over := _over(steady := with_steady_settings(merged, day.holds), stock)) is not None and len(merged) > 1:
+    while (over := _over(steady := with_steady_settings(merged, day.holds), stock, start_s)) is not None and len(
+        merged
+    ) > 1:
         merged = [*merged[over - 1 :], *merged[: over - 1]]
         merged[:2] = [day.together(static, *merged[:2])]
     found = within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
@@ -281,10 +283,11 @@ class _Day:
             most = max(map(len, alone), default=0)
             held = (bins for bins in alone if len(bins) == most and group.periods.hold(names, bins))
             if (bins := next(held, None)) is None:
-                bins = running if len(running) == 1 and group.periods.hold(names, running) else static
-                if most < len(static) == len(bins):
-                    found = group.periods.plan(names, fewer, running, static)
-                    bins = static if found is None else found.bins
+                bins = static
+                if len(running) == 1 and group.periods.hold(names, running):
+                    bins = running
+                elif most < len(static) and (found := group.periods.plan(names, fewer, running, static)) is not None:
+                    bins = found.bins
             self._fewer[key] = bins
         return self._fewer[key]
 
@@ -349,11 +352,11 @@ def _merged(periods: Sequence[Period], plan_for: Callable[[Period, Period], Peri
     return found
 
 
-def _over(periods: Sequence[Period], stock: Mapping[str, int]) -> int | None:
-    """The first period before which more GPUs run than are at hand, by name, while servers of it start; None: none."""
-    for t, each in enumerate(periods):
-        pairs = (pair for one in (periods[t - 1], each) for pair in zip(one.servers, one.plan.bins, strict=True))
-        used = used_gpus(dict(pairs).values())
+def _over(periods: Sequence[Period], stock: Mapping[str, int], startup_s: float) -> int | None:
+    """The first period for which a server starts while more GPUs are in use than are at hand, by name; None: none."""
+    item_of = {k: item for each in periods for k, item in zip(each.servers, each.plan.bins, strict=True)}
+    for t, servers in used_together(periods, startup_s):
+        used = used_gpus([item_of[k] for k in servers])
         if any(used.get(name, 0) > most for name, most in stock.items()):
             return t
     return None

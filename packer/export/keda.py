@@ -8,7 +8,7 @@ from zoneinfo import available_timezones
 
 from packer.errors import ValidationError, shown
 from packer.export import templates
-from packer.times import DAY_S
+from packer.times import DAY_S, joined
 
 _MINUTE_S = 60.0
 NOTHING = "# Every server runs all day: nothing is scaled.\n"
@@ -30,10 +30,10 @@ def scaled_objects(
     """
     check_day(day_s, timezone)
     early_s = math.ceil(startup_s / _MINUTE_S) * _MINUTE_S
-    joined = {name: _joined(spans, early_s) for name, spans in running.items()}
+    needed = {name: joined(spans, early_s) for name, spans in running.items()}
     scaled = {
         name: [(_cron((start_s - early_s) % DAY_S), _cron(end_s % DAY_S)) for start_s, end_s in spans]
-        for name, spans in joined.items()
+        for name, spans in needed.items()
         if spans != [(0.0, DAY_S)]
     }
     if not scaled:
@@ -48,19 +48,6 @@ def check_day(day_s: float, timezone: str = "UTC") -> None:
         raise ValidationError(f"Expected a time zone like UTC or Europe/Berlin, got {shown(timezone)}.")
     if day_s != DAY_S:
         raise ValidationError(f"Expected a schedule of 24 h for cron triggers, got one of {shown(day_s / 3600)} h.")
-
-
-def _joined(spans: Sequence[tuple[float, float]], early_s: float) -> list[tuple[float, float]]:
-    """Spans of a repeating day, s, ascending; two of them with a gap of at most `early_s` become one. A span across
-    midnight comes last and ends before it starts. Without a longer gap the result is the whole day."""
-    found: list[tuple[float, float]] = []
-    for start_s, end_s in sorted(spans):
-        if found and start_s - found[-1][1] <= early_s:
-            start_s, end_s = found[-1][0], max(found.pop()[1], end_s)
-        found.append((start_s, end_s))
-    if not found or found[0][0] + DAY_S - found[-1][1] > early_s:
-        return found
-    return [*found[1:-1], (found[-1][0], found[0][1])] if len(found) > 1 else [(0.0, DAY_S)]
 
 
 def _cron(time_s: float) -> str:
