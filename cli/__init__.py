@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -11,7 +12,7 @@ try:
     import click
 
     from packer.cli.declare import LazyGroup
-    from packer.cli.streams import fail, last_words, prepare
+    from packer.cli.streams import fail, flush, last_words, prepare
     from packer.errors import PackerError, raised
 except KeyboardInterrupt:  # before `run` can report it
     sys.exit(130)
@@ -22,8 +23,24 @@ cli = LazyGroup("packer", context_settings={"help_option_names": ["-h", "--help"
 click.version_option(package_name="adapter-packer", prog_name="packer")(cli)
 
 
+def command() -> None:
+    """The command itself. Its process ends once functions of `atexit` have run, which is 0.02 s before Python has taken
+    all modules apart."""
+    code = [1]
+    atexit.register(lambda: os._exit(flush(code[0])))  # called last, since it is registered first
+    code[0] = _main()
+    sys.exit(code[0])
+
+
 def main() -> None:
-    """Entry point: report an error as one line and an exit code, never as a traceback."""
+    """The command in a process that goes on. Raises `SystemExit` with the exit code."""
+    code = _main()
+    gc.freeze()  # skips the last garbage collection, which takes 0.1 s
+    sys.exit(code)
+
+
+def _main() -> int:
+    """Run the command line of the process. An error is reported as one line and an exit code, never as a traceback."""
     gc.set_threshold(500_000, 50)  # a command ends before garbage collection pays
     # The matrices are small. Threads of BLAS that wait for more would take the cores that simulate. Not `os.environ`,
     # which the programs that a command starts get: they keep as many threads as they like.
@@ -34,9 +51,7 @@ def main() -> None:
         code = run(sys.argv[1:], started=STARTED)
     except KeyboardInterrupt:  # before or after the command, or a second Ctrl-C
         code = 130
-    code = last_words(code)
-    gc.freeze()  # skips the last garbage collection, which takes 0.1 s
-    sys.exit(code)
+    return last_words(code)
 
 
 def run(arguments: list[str], *, started: float | None = None) -> int:

@@ -16,7 +16,7 @@ from packer import registry
 from packer.cli import run
 from packer.cli.streams import plain_json
 
-PACKER = "import sys; from packer.cli import main; sys.argv[0] = 'packer'; main()"
+PACKER = "import sys; from packer.cli import command; sys.argv[0] = 'packer'; command()"
 
 
 def shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -65,6 +65,17 @@ def test_what_libraries_write_is_no_output(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"by itself")
     assert json.loads(done.stdout)
+
+
+def test_what_libraries_do_at_the_end_of_a_process_is_done(tmp_path: Path) -> None:
+    """The process ends early, with the exit code of the command, but not before functions of `atexit` have run."""
+    program = (
+        "import atexit, packer.cli as cli\n"
+        "cli.run = lambda *given, **options: atexit.register(print, 'cleared') and 3\n"
+        "cli.command()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"cleared\n", b"")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
