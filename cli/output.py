@@ -45,7 +45,7 @@ def console(*, stderr: bool = False) -> Console:
         width, height = shutil.get_terminal_size() if os.environ.get("TERM") == "dumb" else (None, None)
     else:
         width, height = None if "COLUMNS" in os.environ else PIPE_WIDTH, None
-    return Patient(file=stream, width=width, height=height, highlight=False, soft_wrap=False, no_color=stderr or None)
+    return Patient(file=stream, width=width, height=height, highlight=False, emoji=False, no_color=stderr or None)
 
 
 def import_meanwhile(*modules: str) -> threading.Thread:

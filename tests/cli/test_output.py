@@ -41,7 +41,9 @@ def test_json_has_no_nan_and_no_numpy(capsys: Capture) -> None:
 
 
 def test_names_cannot_command_the_terminal(capsys: Capture) -> None:
-    """Markup stays text and control characters are shown as escapes."""
+    """Markup and names of emoji stay text, and control characters are shown as escapes."""
+    output.show(output.Judged("keeps :rocket:", holds=True))
+    assert capsys.readouterr().out == "keeps :rocket:\n"
     output.show("line \x1b[31m", output.Table("[b]title[/b]", ["[red]c"], [["[bold]x\x1b]0;y\x07\u202e"]]))
     text = capsys.readouterr().out
     assert "\x1b" not in text
