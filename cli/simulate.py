@@ -80,8 +80,8 @@ class ArrivalOptions:
 
     process: dict[str, Any] = pairs("--process", names=PROCESS)
 
-    def apply(self, workload: packer.Workload) -> packer.Workload:
-        """The workload with the arrival process of the command line, if it names one."""
+    def arrivals(self) -> packer.Arrivals | None:
+        """The arrival process of the command line; None if it names none."""
         given = dict(self.process)
         arrivals = given.pop("arrivals", None)
         for name, kinds in (
@@ -93,13 +93,11 @@ class ArrivalOptions:
                 option = name.replace("_", "-")
                 raise IncompatibleError(f"--{option} goes with --arrivals {' or '.join(kinds)} only.")
         if arrivals is None:
-            return workload
+            return None
         if arrivals == "piecewise" and "factors" not in given:
             raise IncompatibleError("--arrivals piecewise needs --factors: what rates are multiplied by, e.g. 0.5,1,2.")
         named = {"arrivals_cv": "cv", "period": "period_s"}
-        return workload.with_arrivals(
-            packer.Arrivals(arrivals, **{named.get(k, k): value for k, value in given.items()})
-        )
+        return packer.Arrivals(arrivals, **{named.get(k, k): value for k, value in given.items()})
 
 
 @bundle
@@ -160,23 +158,29 @@ def simulate(
     out.check(*files.tables.values(), what="table")
     out.check(files.plot, what="picture")
     out.check(files.output)
-    workload = file.fleet()
-    if run.concurrency is not None and not run.paced and workload.arrivals.trace is None:
-        refuse_unused("--concurrency without --paced", ("rate_factor", "process"))
-    workload = process.apply(changed_fleet(workload, rate_factor=run.rate_factor)[0])
+    arrivals = process.arrivals()  # what is refused is refused before a long log is read
     if system.cluster is None:
-        workload = workload if run.tuning is None else workload.tuned_by(run.tuning)
         refuse_without("--cluster", ("router", "stats_age_s", "system"))
         if "per_server" in files.tables:
             raise click.UsageError("--per-server needs --cluster.")
     elif server.predictor != "twin" or server.explain:
         raise click.UsageError("--cluster is simulated by the twin: leave out --predictor and --explain.")
+    else:
+        refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
+    served = kind.profile(out) if system.cluster is None else system.read(kind.engine)
+    workload = file.fleet()
+    if run.concurrency is not None and not run.paced and workload.arrivals.trace is None:
+        refuse_unused("--concurrency without --paced", ("rate_factor", "process"))
+    workload = changed_fleet(workload, rate_factor=run.rate_factor)[0]
+    workload = workload if arrivals is None else workload.with_arrivals(arrivals)
+    if system.cluster is None and run.tuning is not None:
+        workload = workload.tuned_by(run.tuning)
     if server.max_loras is None and system.cluster is None and workload.n_loras:
         raise click.UsageError("Missing option '--max-loras', or --cluster.")
-    if server.predictor != "twin" or server.explain:
-        predicted(workload, kind.profile(out), server, run.seed, files, out)
+    if isinstance(served, packer.Profile) and (server.predictor != "twin" or server.explain):
+        predicted(workload, served, server, run.seed, files, out)
         return
-    simulations = _simulated(workload, kind, server, run, system, out)
+    simulations = _simulated(workload, served, kind, server, run, system, out)
     first = simulations[0]
     for frame, path in files.tables.items():
         write_frame(getattr(first, frame), path)
@@ -190,8 +194,8 @@ def simulate(
 
 
 def _simulated(
-    workload: packer.Workload, kind: OneProfile, server: ServerArguments, run: RunOptions,
-    system: SystemArgument, out: Writing,
+    workload: packer.Workload, served: packer.Profile | packer.Cluster, kind: OneProfile, server: ServerArguments,
+    run: RunOptions, system: SystemArgument, out: Writing,
 ) -> Sequence[packer.Run]:  # fmt: skip
     """One run per seed, on one server or a cluster."""
     from packer.twin.cluster.system import judged, load_system, placed
@@ -200,13 +204,11 @@ def _simulated(
     how = values(run, "rate_factor", "seed", "seeds", "scrape_interval_s", "tuning")
     with out.progress() as progress:
         given: dict[str, Any] = {"seed": run.seed, "seeds": run.seeds, "progress": progress}
-        if system.cluster is None:
+        if isinstance(served, packer.Profile):
             how |= {"max_loras": server.max_loras or 0, "max_lora_rank": server.max_lora_rank}
             how |= {"scrape_interval_s": run.scrape_interval_s, "slo": system.goal(workload)}
-            profile = kind.profile(out)
-            return repeated(lambda seed: packer.simulate(workload, profile, **how, seed=seed), **given)
-        refuse_unused("--cluster", ("max_loras", "max_lora_rank", "profile_name", "scrape_interval_s"))
-        cluster = system.read(kind.engine)
+            return repeated(lambda seed: packer.simulate(workload, served, **how, seed=seed), **given)
+        cluster = served
         system.check_used([system.system], cluster, kind.engine, out)
         out.note_profiles(*(each.profile for each in cluster.kinds))
         named = load_system(system.system)

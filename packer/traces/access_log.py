@@ -27,8 +27,10 @@ from packer.words import counted
 
 _TIME_FORMATS = (
     "%d/%b/%Y:%H:%M:%S %z", "%Y/%m/%d %H:%M:%S", "%b %d, %Y @ %H:%M:%S.%f", "%m/%d/%Y, %I:%M:%S.%f %p",
-    "%m/%d/%Y, %I:%M:%S %p", "%m/%d/%Y %I:%M:%S %p",
+    "%m/%d/%Y, %I:%M:%S %p", "%m/%d/%Y %I:%M:%S %p", "%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M",
 )  # fmt: skip
+_SLASHES = re.compile(r"(\d\d?)/(\d\d?)/(\d{4}),? (\d\d?:\d\d(?::\d\d(?:\.\d+)?)?)", re.ASCII)
+"""A date and a time of 24 hours, whose first number is the day in some countries and the month in others."""
 _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # Times above the first number are in the unit behind it, s.
 _MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?Z?$")  # Data frames write midnight for a day.
 UNKNOWN = frozenset(("-", "NULL", "null", "None", "NaN", "nan", "\\N"))
@@ -334,7 +336,9 @@ def _time(row: Row, key: str) -> float:
     found = _seconds(row.cells, key)
     if not 0.0 <= found < LATEST_S:
         cells = [shown(row.cells[each]) for each in dict.fromkeys((key, "date")) if each in row.cells]
-        row.fail(key, f"expected a time from 1970 to 2199, a number or in ISO form, got {' on '.join(cells)}.")
+        joined = f"{row.cells.get('date')} {row.cells[key]}"
+        rule = f"expected a time from 1970 to 2199, a number or in ISO form, got {' on '.join(cells)}"
+        row.fail(key, f"{rule}{doubt_of(row.cells[key]) or doubt_of(joined)}.")
     return found
 
 
@@ -370,4 +374,17 @@ def seconds_of(cell: object, unit_s: float = 1.0) -> float:
             return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             pass
+    if (found := _SLASHES.fullmatch(text)) and not doubt_of(text):
+        first, second, year, clock = found.groups()
+        month, day = sorted((int(first), int(second)))
+        return seconds_of(f"{day}.{month}.{year} {clock}")
     return math.nan
+
+
+def doubt_of(cell: object) -> str:
+    """What is in doubt about a time, to be said behind it; "" if nothing is known."""
+    text = str(cell).strip()
+    found = _SLASHES.fullmatch(text)
+    if found and found[1] != found[2] and max(int(found[1]), int(found[2])) <= 12:
+        return f": which is the month? {found[3]}-{int(found[1]):02d}-{int(found[2]):02d} says it"
+    return ": write it with a decimal point" if re.fullmatch(r"\d+,\d+", text, re.ASCII) else ""

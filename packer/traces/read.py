@@ -25,7 +25,17 @@ from packer.io.frames import pl
 from packer.io.parquet import MAGIC, check_plain, read_parquet
 from packer.io.tables import COMMENT, Row, csv_lines, csv_rows, frame_rows, header_of, separator_of
 from packer.lengths import MAX_TOKENS
-from packer.traces.access_log import USUAL, Fields, LogRow, frame_of, nothing, requests_of, seconds_of, unit_of
+from packer.traces.access_log import (
+    USUAL,
+    Fields,
+    LogRow,
+    doubt_of,
+    frame_of,
+    nothing,
+    requests_of,
+    seconds_of,
+    unit_of,
+)
 from packer.traces.columns import TraceFormat, recognise
 from packer.traces.trace import Trace, trace_of_requests
 
@@ -224,7 +234,7 @@ def _slow(rows: Iterable[Row], kind: TraceFormat) -> Requests:
     for row in rows:
         time_s = seconds_of(cell := row.cells[kind.time], kind.unit_s)
         if not abs(time_s) <= MAX_TIME_S:
-            row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}.")
+            row.fail(kind.time, f"expected seconds or a date and time, got {shown(cell)}{doubt_of(cell)}.")
         inputs, outputs = (row.integer(name, low=0, high=MAX_TOKENS) for name in kind.required[1:])
         adapter = row.name(kind.adapter) if kind.adapter in row.cells else None
         rank = row.integer(kind.rank, low=0, high=MAX_RANK) if kind.rank in row.cells else None

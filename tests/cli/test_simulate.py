@@ -240,6 +240,27 @@ def test_wrong_options_are_refused(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--arrivals-cv 2",
+        "--per-server t.csv",
+        "--router affinity",
+        "--profile nope",
+        "--cluster nope.toml",
+        "--cluster c.toml --explain",
+        "--cluster c.toml --max-loras 4",
+    ],
+)
+def test_wrong_options_are_refused_before_the_fleet_is_read(
+    wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long log takes a minute, after which no option is refused that could have been refused at once."""
+    (tmp_path / "fleet.csv").write_text("no fleet\n", "utf-8")
+    assert run(["simulate", str(tmp_path / "fleet.csv"), *wrong.split()]) == 2
+    assert "fleet.csv" not in capsys.readouterr().err
+
+
 def test_idle_adapters_have_the_rate_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The rate that stands for 0 is in no output, nor is a multiple of it."""
     fleet, table = tmp_path / "fleet.csv", tmp_path / "table.csv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,34 @@ def test_times_of_a_portal_are_read(tmp_path: Path, cell: str) -> None:
     """Azure's portal exports the zone in a column's name and times with AM and PM, the month first."""
     path = write(tmp_path / "x.csv", ["TimeGenerated [UTC],ModelName,PromptTokens,CompletionTokens", f'"{cell}",a,9,3'])
     assert int(read_trace(path).start_s) == 1770123900
+
+
+LAYOUTS = ("time,model,input_tokens,output_tokens", "timestamp,adapter,input_tokens,output_tokens")
+
+
+@pytest.mark.parametrize("header", LAYOUTS)
+@pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M:%S", "%m/%d/%Y, %H:%M:%S", "%d/%m/%Y %H:%M", "%d.%m.%Y %H:%M:%S"])
+def test_dates_that_can_be_meant_in_one_way_are_read(tmp_path: Path, header: str, form: str) -> None:
+    """A number above twelve is a day, before or behind the month; with points the day is first."""
+    moment = datetime(2026, 12, 31, 10, 7, tzinfo=UTC)
+    path = write(tmp_path / "x.csv", [header, f'"{moment.strftime(form)}",a,9,3'])
+    assert read_trace(path).start_s == moment.timestamp()
+
+
+@pytest.mark.parametrize("header", LAYOUTS)
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("05/12/2026 10:00:00", "which is the month\\? 2026-05-12 says it"),
+        ("1798671600,250", "write it with a decimal point"),
+    ],
+)
+def test_times_that_can_be_meant_in_two_ways_are_refused(tmp_path: Path, header: str, cell: str, says: str) -> None:
+    """A date whose day may be its month is refused with its row, though the one before it is clear."""
+    first = "13/12/2026 10:00:00" if "/" in cell else "1798671600.000"
+    path = write(tmp_path / "x.csv", [header, f"{first},a,9,3", f'"{cell}",a,9,3', ""])
+    with pytest.raises(FileFormatError, match=f"row 3, column 'time[^']*': expected .*got '{cell}': {says}"):
+        read_trace(path)
 
 
 @pytest.mark.parametrize("sign", [";", "\t", "|"])
