@@ -121,19 +121,20 @@ class Planning:
         begin()  # compile kernels during the imports
         from packer.solvers.replan import objective_of
 
+        recommend, solve = packer.recommend, packer.solve  # imported first: the thread would delay it
         import_meanwhile(*later)
         given |= {"max_gpus": self.gpus, "seed": self.seed, "verify": self.verify}
         given |= {"time_limit_s": self.remaining_s(), "old_plan": old}
         given |= {"confidence": self.confidence, "margin": self.margin, "max_replicas": self.max_replicas}
         if self.recommends(old):
-            return packer.recommend(fleet, kinds, log_hour=hour, spare=self.spare, min_gpus=self.min_gpus, **given)
+            return recommend(fleet, kinds, log_hour=hour, spare=self.spare, min_gpus=self.min_gpus, **given)
         follows = old is not None and self.objective is None and "slo_used" in old.limits
         stays = old is not None and not set(fleet.names).isdisjoint(old.workload.names)
         kept = "gpus" if old is None else objective_of(old, stays=stays, spare=self.spare is None)
         objective = self.objective or kept
         solver = self.solver or ("replan" if stays else None)
         slo = fleet.slo if self.slo or follows else None
-        return packer.solve(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
+        return solve(fleet, kinds, objective, slo=slo, solver=solver, predictor=self.predictor, **given)
 
 
 @bundle
