@@ -38,7 +38,7 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
 
     `window_s`: measure bursts within windows of this length, relative to the rate of each window, so that a plan for
     the rates of one window does not count the difference between windows twice. The trend inside each window is
-    removed, because a day's ramp is not a burst, nor is a load that is one of two at a time (`flattened`), and time
+    removed, because a day's ramp is not a burst, nor is a load that has few levels (`flattened`), and time
     scales above a tenth of the window are left out. A trace without a whole window by the clock counts in its busiest
     window alone, or is one window if it is shorter. None: relative to the mean rate of the whole trace. A long trace
     then has bursts within hours and a slow factor, fitted separately: in a joint fit, the course of a day hides short

@@ -6,22 +6,26 @@ plan would be made for the mean of the window alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from packer.arrays import FloatArray
+from packer.arrays import FloatArray, IntArray
 from packer.times import DAY_S, HOUR_S
 from packer.traces.pattern import WHOLE_FROM, rates_of
 from packer.traces.trace import Trace
 
 PARTS = 12  # Equal parts of a window whose loads are fitted; rates are constant in each.
 CHANCE = 0.001  # Probability with which loads of parts that vary at random show a trend.
-CELLS, TIMES, FEWEST = 60, 4, 3
-"""Equal parts of a window with steps; how often they come at most; parts with each load, next to none with another."""
-LEFT, VARIED = 0.05, 3.0
-"""Steps leave at most this share of the variance of the parts, which is at least so many times that of chance. Of 2,000
-hours with bursts of 10 s to 2,000 s, six showed steps; all 600 hours with steps did."""
+CELLS, TIMES, FEWEST, STRETCHES = 60, 4, 3, 5
+"""Equal parts of a window with steps; how often one of two loads comes at most; parts with each load, next to none with
+another; stretches with loads of their own at most."""
+LEFT, LESS, VARIED = 0.05, 0.25, 3.0
+"""Steps leave at most this share of the variance of the parts, and more than two levels this share of what a parabola
+leaves; both are at least so many times that of chance. Of 2,000 hours with bursts of 10 s to 2,000 s, six showed two
+loads; all 600 hours with two did. Of 1,000 such hours, 11 showed steps of any kind, ten with bursts of more than
+360 s; of 139 hours with three to five levels, 132 did."""
 LEAST_S = 12.0  # Shortest window with a trend.
 LEAST = 1.1  # Smallest height of a trend, as a multiple of the mean load.
 STEEP = 3.0  # Largest slope, as a multiple of the smaller step to a neighbour: a load that grows fivefold each period.
@@ -53,8 +57,8 @@ def _shown(trace: Trace, start_s: float, window_s: float) -> tuple[float, float]
 def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = False) -> tuple[float, ...]:
     """Factors on the mean rates in equal parts of a window, which follow the load; their mean is 1.
 
-    The load is the engine time of the requests: their tokens, an output token counted as `DECODE`. A load that is
-    one of two at a time gives the factors of `_steps`. Else the load of `PARTS` parts is fitted by a parabola.
+    The load is the engine time of the requests: their tokens, an output token counted as `DECODE`. A load that has
+    few levels gives the factors of `_steps`. Else the load of `PARTS` parts is fitted by a parabola.
     No factors, and no trend, if an F-test explains it by the scatter of the parts around their mean, at least that of
     Poisson arrivals; if its highest factor is below `LEAST`; or for windows longer than an hour, which a simulated hour
     does not show.
@@ -83,13 +87,19 @@ def trend_within(trace: Trace, start_s: float, end_s: float, *, daily: bool = Fa
     load = fine.reshape(PARTS, -1).sum(axis=1)
     mean = max(1.0, float(load.sum()) / PARTS)
     load /= mean
-    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, PARTS), 3, increasing=True))
-    fit: FloatArray = basis @ (load @ basis)
+    fit = _parabola(load)
     shown = float(((fit - 1.0) ** 2).sum()) / 2.0
     scatter = max(float(((load - fit) ** 2).sum()) / (PARTS - 3), squares / PARTS / mean**2)
     if fit.max() < LEAST or f.sf(shown / scatter, 2, PARTS - 3) > CHANCE:
         return ()
     return _factors(fit)
+
+
+def _parabola(load: FloatArray) -> FloatArray:
+    """The parabola that is nearest to the loads of equal parts, at each part."""
+    basis, _ = np.linalg.qr(np.vander(np.linspace(-1.0, 1.0, len(load)), 3, increasing=True))
+    fit: FloatArray = basis @ (load @ basis)
+    return fit
 
 
 def flattened(trace: Trace, window_s: float) -> Trace:
@@ -124,9 +134,10 @@ def flattened(trace: Trace, window_s: float) -> Trace:
 
 
 def _steps(load: FloatArray, squares: float) -> tuple[float, ...]:
-    """Factors of `CELLS` equal parts, which have one of two loads, one at most `TIMES` times; their mean is 1. No
-    factors if that leaves more than `LEFT` of the variance of the parts that chance does not explain, which bursts
-    hardly ever do. The parts in which the load changes have their own, between the two.
+    """Factors of `CELLS` equal parts, which are constant in the groups of one of `_divisions`; their mean is 1. No
+    factors if each leaves more than `LEFT` of the variance of the parts that chance does not explain, which bursts
+    hardly ever do; or, with more than two groups, more than `LESS` of what a parabola leaves of it. The parts in which
+    the load changes have their own, between those beside them.
 
     `load`: of each part, the sum of the weights of its requests; `squares`: the sum of the squares of all weights.
     """
@@ -135,20 +146,48 @@ def _steps(load: FloatArray, squares: float) -> tuple[float, ...]:
         return ()
     load = load / mean
     chance, varied = squares / CELLS / mean**2, float(((load - 1.0) ** 2).mean())
-    # The two groups whose means differ most, relative to what is left within them.
-    ordered, below = np.sort(load), np.arange(1, CELLS)
+    beyond = float(((load - _parabola(load)) ** 2).mean())
+    for group in _divisions(load) if varied > VARIED * chance else ():
+        changes = np.flatnonzero(np.diff(group))
+        clear = ~np.isin(np.arange(CELLS), [changes, changes + 1])
+        number = np.bincount(group[clear], minlength=group.max() + 1)
+        if number.min() < FEWEST:
+            continue
+        levels = np.bincount(group[clear], load[clear], minlength=len(number)) / number
+        fit = levels[group]
+        for k in changes.tolist():
+            fit[k : k + 2] = np.clip(load[k : k + 2], *sorted(fit[k : k + 2].tolist()))
+        left = float(((load - fit)[clear] ** 2).mean()) - chance
+        curved = len(levels) > 2 and (beyond < VARIED * chance or left > LESS * (beyond - chance))
+        if left <= LEFT * (varied - chance) and levels.max() >= LEAST and not curved:
+            return _factors(fit)
+    return ()
+
+
+def _divisions(load: FloatArray) -> Iterator[IntArray]:
+    """Groups of parts, as their numbers, (parts,): two whose means differ most, relative to what is left within them,
+    and of which one comes at most `TIMES` times; then the stretches, up to `STRETCHES`, that leave the least."""
+    n = len(load)
+    ordered, below = np.sort(load), np.arange(1, n)
     total = np.cumsum(ordered)
-    apart = total[:-1] / below - (total[-1] - total[:-1]) / (CELLS - below)
-    high = load > ordered[(apart**2 * below * (CELLS - below)).argmax()]
-    changes = np.flatnonzero(np.diff(high))
-    clear = ~np.isin(np.arange(CELLS), [changes, changes + 1])
-    if len(changes) > 2 * TIMES or min((high & clear).sum(), (~high & clear).sum()) < FEWEST:
-        return ()
-    least, most = load[~high & clear].mean(), load[high & clear].mean()
-    fit = np.where(clear, np.where(high, most, least), np.clip(load, least, most))
-    left = float(((load - fit)[clear] ** 2).mean()) - chance
-    found = varied > VARIED * chance and left <= LEFT * (varied - chance) and most >= LEAST
-    return _factors(fit) if found else ()
+    apart = total[:-1] / below - (total[-1] - total[:-1]) / (n - below)
+    high = (load > ordered[(apart**2 * below * (n - below)).argmax()]).astype(np.int64)
+    if np.count_nonzero(np.diff(high)) <= 2 * TIMES:
+        yield high
+    sums, begin, end = np.append(0.0, np.cumsum(load)), *np.triu_indices(n + 1, 1)
+    # What a stretch leaves, less the squares of its parts: their sum is the same however the parts are divided.
+    left = np.full((n + 1, n + 1), np.inf)
+    left[begin, end] = -((sums[end] - sums[begin]) ** 2) / (end - begin)
+    least, last = left[0], list[IntArray]()
+    for _ in range(1, STRETCHES):
+        ways = least[:, np.newaxis] + left
+        last.append(ways.argmin(axis=0))
+        least = ways.min(axis=0)
+        edges = [n]
+        for before in reversed(last):
+            edges.append(int(before[edges[-1]]))
+        if len(edges) > 2:
+            yield np.searchsorted(edges[:0:-1], np.arange(n), "right")
 
 
 def _factors(fit: FloatArray) -> tuple[float, ...]:

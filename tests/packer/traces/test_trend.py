@@ -117,11 +117,20 @@ def hours(*traces: Trace) -> Trace:
 @pytest.mark.parametrize("rate", [2.0, 36.0])
 @pytest.mark.parametrize(
     "trend",
-    [SPIKE, (1800.0, 0.3, 1.7), (1800.0, 2.0, 0.0), (600.0, *[0.6, 1.8, 0.6] * 2), (180.0, *[2.2, *[0.7] * 4] * 4)],
-    ids=["spike", "half", "off", "two", "each quarter"],
+    [
+        SPIKE,
+        (1800.0, 0.3, 1.7),
+        (1800.0, 2.0, 0.0),
+        (600.0, *[0.6, 1.8, 0.6] * 2),
+        (180.0, *[2.2, *[0.7] * 4] * 4),
+        (1200.0, 0.5, 1.7, 0.8),
+        (900.0, 0.4, 1.6, 0.8, 1.2),
+        (300.0, *[0.4] * 2, *[1.6] * 3, *[0.7] * 4, *[1.4] * 2, 0.8),
+    ],
+    ids=["spike", "half", "off", "two", "each quarter", "three levels", "four levels", "five levels"],
 )
 def test_a_load_that_is_higher_for_some_minutes_is_a_trend_and_no_burst(trend: tuple[float, ...], rate: float) -> None:
-    """A plan for random bursts of a load that has two values takes up to twice the GPUs of its hour."""
+    """A plan for random bursts of a load that has a few levels takes up to twice the GPUs of its hour."""
     trace = hours(*(drawn(Arrivals().following(trend), seed, rate) for seed in (1, 2)))
     factors = np.array(trend_within(trace, 7200.0, 10800.0))
     assert factors.mean() == pytest.approx(1.0)
