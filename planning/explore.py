@@ -39,7 +39,6 @@ from packer.workload import Workload
 GAIN = 0.1  # One more GPU must lower the p95 TTFT or the ITL by this share to be a gain.
 MOST_POINTS = 12
 FAR = 2.0  # After an even split that uses more than this multiple of its limits, only more even splits are tried.
-MANY = 8  # If so many servers are too few, go on with the fewest that may do with splits, not with one more.
 LOST = 6  # After so many numbers of GPUs that break the limits, the largest is tried: none holds if that does not.
 WIDE = 100  # With more adapters per server than this, even splits are tried before the solvers' plans.
 SOLVERS = ("spread-refined", "spread")
@@ -167,7 +166,7 @@ class Frontier(Clock, Conditions):
         `fresh`: simulate the most loaded server of an even split in the next fresh hours. An hour that breaks it would
         break the whole plan, so it is kept before the plan is made.
         """
-        if self._wide(low) and high > 1:
+        if self._wide(low) and high > 1 and self.kept.all_count:
             if low == 1 and self.at(1).holds:  # one server is no split
                 return 1
             even = self._first_even(max(2, low), high)
@@ -183,7 +182,8 @@ class Frontier(Clock, Conditions):
         return chain(self._even(n), *(apart.on(n) for apart in self.apart))
 
     def _first_even(self, low: int, high: int) -> int | None:
-        return fewest(lambda n: next(self._splits(n), None) is not None, low, high, self.over)
+        held = self.kept.holds_one
+        return fewest(lambda n: any(held(self.fullest(bins)[0]) for bins in self._splits(n)), low, high, self.over)
 
     def _broken_at(self, n: int) -> Hour | None:
         """The hour of the next fresh set that breaks the most loaded server of an even split most, or None."""
@@ -208,7 +208,7 @@ class Frontier(Clock, Conditions):
 
     def first_that_holds(self, low: int, high: int) -> int | None:
         """The fewest GPUs from `low` to `high` that keep the limits, or None. After the time, one plan is made."""
-        few = MANY <= low < high and not self.over() and not self.at(low, low + 1).holds
+        few = low < high and not self.over() and not self.at(low, low + 1).holds
         start = self._first_even(low + 1, high) if few else low
         made = [n for n in self._points if low <= n <= high]
         if made and self.over():

@@ -259,7 +259,10 @@ class Deployment:
         tried = [each.plan.bins for each in fewer if each.broken_later and each.plan.bins not in kept.refused]
 
         def holds(k: int) -> bool:
-            return kept.holds_in(tried[k], kept.given) and not kept.broken_later(tried[k], job.sets)
+            # Hours that broke the last plan come first; without each adapter, no hour may break by chance.
+            hours = [] if kept.all_count else sorted(kept.tried(tried[k], job.sets), key=lambda h: h not in job.broken)
+            held = all(kept.holds_in(tried[k], hour) for hour in (kept.given, *hours))
+            return held and not kept.broken_later(tried[k], job.sets)
 
         # More GPUs hardly break the goal if fewer keep it: bisection finds the fewest in few simulations.
         first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
@@ -374,7 +377,7 @@ class Deployment:
         if self.over():
             return None
         job = replace(self.job, workload=workload, verify=False, time_limit_s=limit_of(self.job.remaining_s()))
-        found = Deployment(job).explored()
+        found = Deployment(job, beyond=0).explored()
         return None if found is None else found.plan
 
     def explain(self, plan: Plan) -> Plan:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from packer import Adapter, Workload
 from packer.io.profiles import load_profile
 from packer.planning.band import capacity_band, with_band
+from packer.planning.explore import Frontier
+from packer.planning.frontier import FrontierPoint
+from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
+from packer.profile import Profile
 from packer.testing.analytic import AnalyticPredictor, random_fleet, small_profile
 from packer.twin.margin import BAND_KEYS
 
@@ -44,3 +51,18 @@ def test_a_plan_whose_margin_covers_an_end_is_the_dearest_there() -> None:
     plan = solve(fleet, ESTIMATE, predictor=AnalyticPredictor(), margin=1.0, verify=False)
     band = plan.estimate_band
     assert band["fewest"]["gpus"] < band["most"]["gpus"] <= plan.n_gpus
+
+
+def test_an_end_of_the_band_needs_no_plans_on_more_gpus(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The band says how many GPUs a fleet takes, not what more of them would give: their plans took as long again."""
+    real, made = Frontier.at, list[int]()
+
+    def at(job: Frontier, n_gpus: int, following: int | None = None) -> FrontierPoint:
+        made.append(n_gpus)
+        return real(job, n_gpus, following)
+
+    fleet = Workload([Adapter(f"a{i}", 8, 0.5) for i in range(12)])
+    monkeypatch.setattr(Frontier, "at", at)
+    found = Deployment(Frontier(fleet, server)).at_rates(fleet.scaled(2.0))
+    assert found is not None
+    assert max(made) == found.n_gpus

@@ -198,3 +198,22 @@ def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: boo
     else:
         assert found is None
     assert task._by_chance(2, 2) is None
+
+
+def test_one_hour_refuses_a_plan_for_a_share_of_the_adapters(server: Profile) -> None:
+    """Where some adapters may break the goal, no hour may: the first that does decides, and hours that broke the last
+    plan come first. All servers were simulated to the end of every hour."""
+    job = Frontier(Workload([Adapter(f"a{i}", 8, 0.05) for i in range(6)]).held_to("adapter_share=0.8"), server)
+    task = Deployment(job)
+    job._points[1] = replace(job.at(1), holds=False, broken_later=True)
+    hours, asked = [Hour(job.workload, seed) for seed in (1, 2, 3)], list[int]()
+    job.broken = [hours[1]]
+
+    def holds_in(_bins: object, hour: Hour) -> bool:
+        asked.append(hour.seed)
+        return hour not in hours
+
+    job.kept.tried = lambda _bins, _number: hours  # type: ignore[method-assign,assignment]
+    job.kept.holds_in = holds_in  # type: ignore[method-assign,assignment]
+    assert task._by_chance(1, 2) is None
+    assert asked == [job.kept.given.seed, 2]

@@ -293,8 +293,9 @@ def test_fleets_with_a_job_are_planned(estimated: bool, server: Profile) -> None
     assert (plan.evaluations.tuning_tok_s > 0.0).all()
 
 
+@pytest.mark.parametrize("low", [2, 30])
 def test_too_few_servers_are_followed_by_as_many_as_splits_need(
-    server: Profile, monkeypatch: pytest.MonkeyPatch
+    low: int, server: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plan for each number in between takes long: 300 req/s of sessions were tried on 30 to 38 servers before 39. No
     further plan is made if the time ends while splits are searched."""
@@ -302,17 +303,28 @@ def test_too_few_servers_are_followed_by_as_many_as_splits_need(
 
     def at(n: int, _following: int | None = None) -> SimpleNamespace:
         tried.append(n)
-        return SimpleNamespace(holds=n >= 39)
+        return SimpleNamespace(holds=n >= low + 9)
 
     monkeypatch.setattr(job, "at", at)
     monkeypatch.setattr(job, "_first_even", lambda low, _high: low + 9)
-    assert job.first_that_holds(30, 60) == 39
-    assert list(dict.fromkeys(tried)) == [30, 40, 39, 38]
+    assert job.first_that_holds(low, 60) == low + 9
+    assert list(dict.fromkeys(tried)) == [low, low + 10, low + 9, low + 8]
     monkeypatch.setattr(job, "over", lambda: bool(tried))
-    monkeypatch.setattr(job, "_points", {30: at(30)})
+    monkeypatch.setattr(job, "_points", {low: at(low)})
     tried.clear()
-    assert job.first_that_holds(30, 60) is None
-    assert tried == [30]
+    assert job.first_that_holds(low, 60) is None
+    assert tried == [low]
+
+
+def test_even_splits_of_a_fleet_some_of_whose_adapters_may_break_the_goal_are_judged(server: Profile) -> None:
+    """The fewest servers that splits need are those whose most loaded one keeps the share of its adapters: a search
+    that began with one server more made a plan for each number in between."""
+    fleet = Workload([Adapter(f"a{i}", 8, 2.0) for i in range(40)]).held_to("adapter_share=0.9")
+    job = Frontier(fleet, server)
+    found = job._first_even(2, 20)
+    assert found is not None
+    assert found > 2
+    assert job.kept.holds_one(job.fullest(next(job._splits(found)))[0])
 
 
 def test_a_number_that_tells_whether_any_holds_has_no_point(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
