@@ -108,6 +108,14 @@ def test_times_of_a_portal_are_read(tmp_path: Path, cell: str) -> None:
     assert int(read_trace(path).start_s) == 1770123900
 
 
+def test_the_table_of_simulated_requests_is_a_log(tmp_path: Path) -> None:
+    """What packer simulate writes with --requests is read as it is."""
+    header = "request,adapter,server,sent_s,first_s,finish_s,input_tokens,output_tokens"
+    path = write(tmp_path / "x.csv", [header, "0,a,0,0.5,0.7,0.9,9,3", "1,b,0,2.5,2.7,2.9,8,4"])
+    log = read_trace(path)
+    assert (log.names, log.time_s.tolist(), log.output_tokens.tolist()) == (("a", "b"), [0.0, 2.0], [3, 4])
+
+
 LAYOUTS = ("time,model,input_tokens,output_tokens", "timestamp,adapter,input_tokens,output_tokens")
 
 
