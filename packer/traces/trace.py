@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -171,7 +171,7 @@ def trace_of_requests(
     if "adapter" in kept.columns:
         names = kept["adapter"].unique().sort().to_list()
         owner = kept["adapter"].cast(pl.Enum(names)).to_physical().cast(pl.Int64).to_numpy()
-        more = {"adapter": owner, "names": tuple(names), "ranks": _ranks(names, owner, column.get("rank"))}
+        more = {"adapter": owner, "names": tuple(names), "ranks": _ranks(names, owner, column)}
     return Trace(
         spread(time_s, step_s), column["input_tokens"], column["output_tokens"], source=source, step_s=step_s,
         dropped=dropped + len(requests) - len(full), other=other, start_s=start_s + float(column["time_s"][:1].sum()),
@@ -219,16 +219,17 @@ def _set_back(rows: pl.DataFrame) -> list[str]:
     return [f"times go back by an hour{where}, as clocks do when summer time ends: that hour counts twice; log UTC"]
 
 
-def _ranks(names: Sequence[str], owner: IntArray, rank: IntArray | None) -> tuple[int, ...] | None:
-    """The rank of each adapter, from the rank of each request."""
-    if rank is None:
+def _ranks(names: Sequence[str], owner: IntArray, column: Mapping[str, IntArray]) -> tuple[int, ...] | None:
+    """The rank of each adapter, from the columns "rank" and "line" of the requests, which may be missing."""
+    if (rank := column.get("rank")) is None:
         return None
     table = np.zeros(len(names), dtype=np.int64)
     table[owner] = rank
     odd = np.flatnonzero(table[owner] != rank)
     if odd.size:
-        name = shown(names[owner[odd[0]]])
-        raise ValidationError(f"Expected one rank for each adapter, got several for {name}.")
+        name, both = shown(names[owner[odd[0]]]), f"{rank[odd[0]]} and {table[owner[odd[0]]]}"
+        where = f", the first in row {column['line'][odd[0]]}" if "line" in column else ""
+        raise ValidationError(f"Expected one rank for each adapter, got several for {name}: {both}{where}.")
     return tuple(table.tolist())
 
 

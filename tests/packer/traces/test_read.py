@@ -212,7 +212,7 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
         ),
         ("f.csv", OURS.replace("5,a", "nan,a"), "row 3, column 'timestamp'"),
         ("f.csv", OURS.replace("5,a", "5,"), "row 3, column 'adapter': .*empty"),
-        ("f.csv", OURS.replace("60,16", "60,8"), "one rank for each adapter, got several for 'b'"),
+        ("f.csv", OURS.replace("60,16", "60,8"), "got several for 'b': 8 and 16, the first in row 4"),
         ("f.csv", OURS.replace("60,16", "60,-1"), "row 4, column 'rank'"),
         ("f.csv", OURS.replace("60,16", "60"), "row 4: expected 5 cells"),
         (
