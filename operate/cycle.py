@@ -1,4 +1,4 @@
-"""Of the servers that hold in the periods of a day, choose those between which changes cost least."""
+"""Which periods of a day share servers, and of the servers that hold in them those with the cheapest changes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,40 @@ import numpy as np
 
 from packer.arrays import IntArray
 from packer.operate.day import Period
+
+
+def merged_where_cheaper(
+    periods: Sequence[Period], plan_for: Callable[[Period, Period], Period],
+    change_s: Callable[[Period, Period], float], startup_s: float,
+) -> list[Period]:  # fmt: skip
+    """The periods of a day that repeats, with neighbours merged while one set of servers takes no more GPU time, moves
+    and starts included, also those before and after the two; the first is one in which the number of GPUs changes, so
+    that midnight alone does not end a period."""
+    cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
+    found, k, left = [*periods[cut:], *periods[:cut]], 0, len(periods)
+    while left > 0 and len(found) > 1:
+        k %= len(found) - 1
+        one, other = found[k : k + 2]
+        beside = [found[k - 1], found[(k + 2) % len(found)]] if len(found) > 2 else []
+        apart_s = _cost_s([one, other], beside, change_s)
+        # Servers for both periods are at least those of the larger one: search only if these could pay.
+        most = max(one.gpus, other.gpus)
+        least_s = most * (one.end_s - one.start_s + other.end_s - other.start_s)
+        least_s += startup_s * sum(max(most - each.gpus, 0) for each in beside) / 2.0
+        together = plan_for(one, other) if least_s <= apart_s else None
+        if together is not None and _cost_s([together], beside, change_s) <= apart_s:
+            found[k : k + 2], left = [together], len(found)
+        else:
+            k, left = k + 1, left - 1
+    return found
+
+
+def _cost_s(periods: Sequence[Period], beside: Sequence[Period], change_s: Callable[[Period, Period], float]) -> float:
+    """GPU-seconds of successive periods and of the changes between them and to those `beside` them; without these, of
+    a day that repeats."""
+    row = [beside[0], *periods, beside[1]] if beside else [*periods, periods[0]]
+    gpu_s = sum(each.gpus * (each.end_s - each.start_s) for each in periods)
+    return gpu_s + sum(change_s(before, after) for before, after in pairwise(row))
 
 
 def with_few_changes(

@@ -20,7 +20,7 @@ from packer.evaluation import WHOLE_GOAL, Evaluations
 from packer.goal import GoalLike
 from packer.gpu import Kinds, kinds_of, serving, stock_of
 from packer.moves import moves_of
-from packer.operate.cycle import with_few_changes
+from packer.operate.cycle import merged_where_cheaper, with_few_changes
 from packer.operate.day import Period, Schedule, keys_of, used_together, with_steady_settings, within_day
 from packer.operate.observe import drawn_within
 from packer.plan import Plan, Status
@@ -141,8 +141,9 @@ def schedule(
     start_s = max(item.profile.startup_s for item in static.bins) if startup_s is None else startup_s
     checks.real("startup_s", start_s, low=0.0)
     periods = day.each(static, progress)
-    merged, stock = _merged(periods, partial(day.together, static), start_s), stock_of(kinds_of(profile))
-    merged = with_few_changes(merged, periods, day.keeps, lambda one, other: _change_s(one, other, start_s))
+    stock, change_s = stock_of(kinds_of(profile)), partial(_change_s, startup_s=start_s)
+    merged = merged_where_cheaper(periods, partial(day.together, static), change_s, start_s)
+    merged = with_few_changes(merged, periods, day.keeps, change_s)
     while (over := _over(steady := with_steady_settings(merged, day.holds), stock, start_s)) is not None and len(
         merged
     ) > 1:
@@ -333,25 +334,6 @@ def _places(running: Sequence[Bin], bins: Sequence[Bin], at: Sequence[int], plac
     return [next(free) if k is None else k for k in continued]
 
 
-def _merged(periods: Sequence[Period], plan_for: Callable[[Period, Period], Period], startup_s: float) -> list[Period]:
-    """The periods, with neighbours merged if one set of servers takes no more GPU time, moves and starts included; the
-    first is one in which the number of GPUs changes, so that midnight alone does not end a period."""
-    cut = next((t for t, each in enumerate(periods) if each.gpus != periods[t - 1].gpus), 0)
-    found = [*periods[cut:], *periods[:cut]]
-    k = 0
-    while k + 1 < len(found):
-        one, other = found[k], found[k + 1]
-        apart = _gpu_s(one) + _gpu_s(other) + _change_s(one, other, startup_s)
-        # Servers for both periods are at least those of the larger one: search only if these could pay.
-        least = max(one.gpus, other.gpus) * (one.end_s - one.start_s + other.end_s - other.start_s)
-        together = plan_for(one, other) if least <= apart else None
-        if together is not None and _gpu_s(together) <= apart:
-            found[k : k + 2] = [together]
-        else:
-            k += 1
-    return found
-
-
 def _over(periods: Sequence[Period], stock: Mapping[str, int], startup_s: float) -> int | None:
     """The first period for which a server starts while more GPUs are in use than are at hand, by name; None: none."""
     item_of = {k: item for each in periods for k, item in zip(each.servers, each.plan.bins, strict=True)}
@@ -383,14 +365,13 @@ def _deployed(periods: Sequence[Period], day: _Day) -> Plan:
     return replace(plan, status=status)
 
 
-def _gpu_s(each: Period) -> float:
-    return each.gpus * (each.end_s - each.start_s)
-
-
 def _change_s(one: Period, other: Period, startup_s: float) -> float:
-    """GPU-seconds of a change: half a start for each server that starts or stops, and the moves of adapters."""
-    before, after = (set(keys_of(each, each.plan.bins)) for each in (one, other))
-    return startup_s * len(before ^ after) / 2.0 + MOVE_COST_S * len(_moves(one, other))
+    """GPU-seconds of a change: half a start for each GPU whose server starts or stops, and the moves of adapters."""
+    gpus = [
+        {key: item.gpus for key, item in zip(keys_of(p, p.plan.bins), p.plan.bins, strict=True)} for p in (one, other)
+    ]
+    changed = sum(number for key, number in (gpus[0] | gpus[1]).items() if (key in gpus[0]) != (key in gpus[1]))
+    return startup_s * changed / 2.0 + MOVE_COST_S * len(_moves(one, other))
 
 
 def _moves(one: Period, other: Period) -> list[str]:

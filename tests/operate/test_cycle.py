@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import Evaluations
-from packer.operate.cycle import with_few_changes
+from packer.operate.cycle import merged_where_cheaper, with_few_changes
 from packer.operate.day import Period
 from packer.plan import Plan, Status
 from packer.testing.analytic import small_profile
@@ -54,3 +55,41 @@ def test_no_other_choice_of_servers_that_hold_costs_less(seed: int) -> None:
     assert [(each.names, each.gpus) for each in found] == [(each.names, each.gpus) for each in given]
     pools = [[o for o in given if o.gpus == each.gpus and (each.names, o.plan.bins) not in refused] for each in given]
     assert total(tuple(found)) == min(map(total, product(*pools)))
+
+
+def sized(gpus: int, start_h: int, end_h: int) -> Period:
+    """A period with so many servers."""
+    each = period(start_h, [i % gpus for i in range(6)])
+    return replace(each, names=tuple(map(str, range(start_h, end_h))), end_s=3600.0 * end_h)
+
+
+def merged(gpus: list[int], startup_h: float, hours: list[tuple[int, int]] | None = None) -> list[tuple[int, int]]:
+    """GPUs and hours of each period of a day whose periods need so many."""
+
+    def together(one: Period, other: Period) -> Period:
+        start_h = int(one.start_s / 3600.0)
+        return sized(max(one.gpus, other.gpus), start_h, start_h + len(one.names) + len(other.names))
+
+    def change_s(one: Period, other: Period) -> float:
+        return 3600.0 * startup_h * abs(one.gpus - other.gpus) / 2.0
+
+    periods = [sized(n, *own) for n, own in zip(gpus, hours or [(t, t + 1) for t in range(24)], strict=False)]
+    found = merged_where_cheaper(periods, together, change_s, 3600.0 * startup_h)
+    return [(each.gpus, len(each.names)) for each in found]
+
+
+def test_a_long_night_keeps_its_servers_although_starts_take_longer_than_a_period() -> None:
+    """Two hours beside each other share servers only where that is cheaper with the changes before and after them: a
+    start of 1.5 h is paid once for 12 quiet hours, not beside the first of them. A quiet hour in a busy day is not
+    worth a start."""
+    assert merged([1] * 6 + [3] * 12 + [1] * 6, 1.5) == [(3, 12), (1, 12)]
+    assert merged([1] * 6 + [3] * 5 + [2] + [3] * 6 + [1] * 6, 1.5) == [(3, 12), (1, 12)]
+    assert merged([3] * 20 + [1] * 4, 5.0) == [(3, 24)]
+    assert merged([3] * 20 + [1] * 4, 3.9) == [(3, 20), (1, 4)]
+
+
+def test_periods_about_midnight_are_merged_only_where_that_saves_gpus() -> None:
+    """Two GPUs from 7 to 8 and one from 0 to 1 (the next day) remain two periods. One GPU before and after midnight may
+    be one period."""
+    assert merged([2, 1], 0.0, [(7, 8), (0, 1)]) == [(2, 1), (1, 1)]
+    assert merged([1, 2, 1], 0.0, [(0, 1), (7, 8), (8, 9)]) == [(2, 1), (1, 2)]

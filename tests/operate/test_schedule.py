@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -381,18 +380,3 @@ def test_a_period_whose_load_rises_holds_at_its_height() -> None:
     assert [each.gpus for each in scheduled(rates, trends={"b": rise}).periods] == [1, 2]
     with pytest.raises(UnknownNameError, match="Unknown period with a trend 'c'"):
         scheduled(rates, trends={"c": rise})
-
-
-def test_periods_about_midnight_are_merged_only_where_that_saves_gpus(found: Schedule) -> None:
-    """Two GPUs from 7 to 8 and one from 0 to 1 (the next day): two for both hours are not planned. One GPU before and
-    after midnight may be one period."""
-    noon, night = (next(each for each in found.periods if each.gpus == n) for n in (2, 1))
-    late = replace(noon, start_s=7 * 3600.0, end_s=8 * 3600.0)
-    early = replace(night, start_s=0.0, end_s=3600.0)
-    both = replace(night, start_s=8 * 3600.0, end_s=10 * 3600.0)
-    plan_for = Mock(return_value=both)
-    assert schedules._merged([late, early], plan_for, 0.0) == [late, early]
-    plan_for.assert_not_called()
-    evening = replace(night, names=("3",), start_s=8 * 3600.0, end_s=9 * 3600.0)
-    assert schedules._merged([early, late, evening], plan_for, 0.0) == [late, both]
-    plan_for.assert_called_once_with(evening, early)

@@ -10,12 +10,16 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.arrival import Arrivals
+from packer.bin import Bin
 from packer.errors import ValidationError
 from packer.lengths import Lengths
+from packer.operate import schedule as schedules
+from packer.operate.day import Period
 from packer.operate.schedule import periods_of_trace, schedule, trends_of_rates
 from packer.plan import Plan
 from packer.planning import explore
 from packer.planning.periods import Periods
+from packer.planning.solve import solve
 from packer.testing.analytic import small_profile
 from packer.traces.trace import Trace
 from packer.workload import Workload
@@ -107,3 +111,23 @@ def test_what_is_known_to_hold_is_not_searched_for(monkeypatch: pytest.MonkeyPat
     assert "3" in searched
     assert "1" not in searched
     assert len(alone) == 1
+
+
+def test_starts_that_take_longer_than_a_period_are_paid_once_for_a_long_night() -> None:
+    """A night of 8 quiet hours runs on fewer servers, although a start takes 1.5 h."""
+    rates = dict(zip("abcdefghijkl", [np.full(40, rate) for rate in (*[0.6] * 4, *[0.02] * 8)], strict=True))
+    found = schedule(FLEET, PROFILE, rates, trends={}, startup_s=5400.0, margin=0.0)
+    assert [(each.gpus, len(each.names)) for each in found.periods] == [(2, 4), (1, 8)]
+    assert found.gpu_hours < found.static_gpu_hours
+
+
+def test_starts_of_servers_with_several_gpus_count_each_gpu() -> None:
+    """A server of two GPUs that starts takes the time of both; half a start counts where it stops."""
+    pair = replace(PROFILE, engine=replace(PROFILE.engine, tensor_parallel_size=2))
+    settings = pair.settings(2, 8)
+    few, many = (
+        Period(("t",), 0.0, 3600.0, replace(solve(FLEET, PROFILE, objective="gpus"), bins=bins), (0, 1)[: len(bins)])
+        for bins in ([Bin((0, 1), settings, pair)], [Bin((0,), settings, pair), Bin((1,), settings, pair)])
+    )
+    assert schedules._change_s(few, few, 100.0) == 0.0
+    assert schedules._change_s(few, many, 100.0) == 100.0 + schedules.MOVE_COST_S
