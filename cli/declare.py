@@ -108,9 +108,14 @@ class Pairs(click.Option):
         return found
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, Any]:
-        """Return values by name, each of which may be given once."""
+        """Return values by name, each of which may be given once; names that are not typed have those of packer.toml,
+        like other options."""
         found: dict[str, Any] = {}
-        for text in super().process_value(ctx, value) or ():
+        texts = list(super().process_value(ctx, value) or ())
+        if ctx.get_parameter_source(self.name or "") is ParameterSource.COMMANDLINE:
+            own = ctx.meta[f"{self.name} typed"] = {name_of(text) for text in texts}
+            texts += [text for text in ctx.lookup_default(self.name or "") or () if name_of(text) not in own]
+        for text in texts:
             name, (_, equals, given) = name_of(text), text.partition("=")
             if name in self.refused:
                 raise click.BadParameter(f"{name}: {self.refused[name]}.", ctx, self)
@@ -171,28 +176,37 @@ def _texts(cls: type) -> dict[str, str]:
     return found
 
 
-def typed(names: Collection[str]) -> Iterator[str]:
-    """Yield the options on the command line whose parameters are in `names`, as they are typed. Of `pairs`, `names` may
-    have the parameter or some of its own names."""
+def typed(names: Collection[str], *, in_file: bool = False) -> Iterator[str]:
+    """Yield the options on the command line, or those of packer.toml, whose parameters are in `names`, as they are
+    typed. Of `pairs`, `names` may have the parameter or some of its own names."""
     context = click.get_current_context()
+    wanted = ParameterSource.DEFAULT_MAP if in_file else ParameterSource.COMMANDLINE
     for each in context.command.params:
         name = each.name or ""
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        keys = context.params.get(name, {}) if isinstance(each, Pairs) else {}
-        flags = {key: f"--{key.replace('_', '-')}" for key in keys}
-        if name not in names:
-            yield from (flags[key] for key in keys if key in names)
+        own = each.opts[0] if each.opts[0][:2] == "--" else each.opts[-1]
+        flags = {name: own} if context.get_parameter_source(name) is wanted else {}
+        if isinstance(each, Pairs):
+            given = {key: key.replace("_", "-") for key in context.params.get(name, {})}
+            on_line = context.meta.get(f"{name} typed", ())
+            flags = {key: f"--{text}" for key, text in given.items() if (text in on_line) is not in_file}
+        if name in names:
+            yield from list(flags.values())[:1]
         else:
-            own = each.opts[0] if each.opts[0][:2] == "--" else each.opts[-1]
-            yield next(iter(flags.values()), own)
+            yield from (flag for key, flag in flags.items() if key in names)
 
 
 def _as_typed(text: str) -> str:
-    """A rule of the library; if it is about a parameter that was typed as an option, with the option's name."""
-    rule = re.match(r"Expected (\w+) to be ", text)
-    flag = next(typed([rule[1]]), "") if rule else ""
-    return text.replace(rule[1], flag, 1) if rule and flag[:2] == "--" else text
+    """A rule of the library; if it is about a parameter that is an option on the command line, or in packer.toml, with
+    the option's name."""
+    rule = re.match(r"Expected ((?:\w+\.)*(\w+)) to be ", text)
+    if rule is None:
+        return text
+    flag, of_file = (next(typed([rule[2]], in_file=in_file), "") for in_file in (False, True))
+    if flag[:2] != "--" and of_file:
+        from packer.cli.config import config_path
+
+        flag = f"{of_file} (in {config_path()})"
+    return text.replace(rule[1], flag, 1) if flag[:2] == "--" else text
 
 
 def values(given: object, *without: str) -> dict[str, Any]:
@@ -240,11 +254,15 @@ class Command(click.Command):
         return [each for each in self.params if isinstance(each, Pairs)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Replace the names of `pairs` by their options, then parse as click does; an argument too many is refused with
-        what the command takes, and what takes a file of its kind."""
+        """Replace the names of `pairs` by their options, then parse as click does. An option of one value that is given
+        again is refused, and an argument too many with what the command takes, and what takes a file of its kind."""
         for each in [] if ctx.resilient_parsing else self._pairs:
             args = each.spelled(args)
         ctx.allow_extra_args = True
+        order = [] if ctx.resilient_parsing else self.make_parser(ctx).parse_args(list(args))[2]
+        for given in order:
+            if isinstance(given, click.Option) and not (given.multiple or given.is_flag) and order.count(given) > 1:
+                ctx.fail(f"{given.opts[-1]} takes one value and is given {order.count(given)} times.")
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
             from packer.io.recognise import described, kind_of

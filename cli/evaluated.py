@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import packer
 from packer.cli.output import Judged, Part, Table, console, figures, heads
-from packer.cli.plan_table import outages, result_of, servers
+from packer.cli.plan_table import outages, result_of, servers, unstarted
 from packer.gpu import serves
 from packer.io.shipped import table
 from packer.room import reached
@@ -50,6 +50,8 @@ def conclusion_lines(found: PlanEvaluation) -> list[Part]:
     plan = found.plan
     lines: list[Part] = []
     unlimited = plan.workload.slo.is_none
+    if dead := unstarted(plan, found.gpus):
+        lines.append(f"{dead[0].upper()}{dead[1:]}.")
     if found.over_limits:
         goal = plan.goal if plan.limits else plan.workload.slo
         what = "Requests queue without end" if unlimited else f"Latency limits ({goal}) break"

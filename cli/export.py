@@ -10,6 +10,7 @@ import click
 from packer.cli.declare import Readers, bundle, command, option, pairs
 from packer.cli.options import PlanArgument, Writing
 from packer.cli.output import check_distinct, note, print_json
+from packer.cli.plan_table import unstarted
 from packer.cli.streams import results
 from packer.cli.traffic import refuse_unused
 from packer.errors import IncompatibleError
@@ -73,7 +74,8 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     Stacks: the vLLM production stack (helm), AIBrix, llm-d, KServe, Ray Serve LLM, NVIDIA Dynamo; each format
     names the versions that it fits in docs/how-to/export.md. grafana is a dashboard of predicted and measured figures.
 
-    A plan with adapters that have no server is not exported (exit code 3); of one that breaks its goal that is said.
+    A plan with adapters that have no server, or with servers that do not start, is not exported (exit code 3); of one
+    that breaks its goal that is said.
     With --json the files are printed as one JSON object.
     vLLM loads adapters from paths and Hugging Face repositories; some stacks from buckets too.
 
@@ -87,6 +89,9 @@ def export(file: PlanArgument, target: Exported, out: Writing) -> int:
     if plan.unplaced or not plan.bins:
         without = counted(len(plan.unplaced), "adapter")
         note(f"the plan is infeasible ({without} without a server): nothing to run")
+        return 3
+    if dead := unstarted(plan, range(len(plan.bins))):
+        note(dead)
         return 3
     refuse_unused(f"--format {target.format_name}", _unused(FORMATS[target.format_name]))
     version = target.settings.get("stack_version")
@@ -124,9 +129,6 @@ def _say(plan: Plan, target: Exported, out: Writing) -> None:
     if plan.status is Status.INFEASIBLE:
         said = plan.decision or "\n".join(plan.reasons) or "it breaks its goal"
         out.note(f"the plan is infeasible: {said.splitlines()[0].rstrip('.')}")
-    if dead := [k for k, each in enumerate(plan.evaluations) if each.memory_error]:
-        starts = "do not start" if dead[1:] else "does not start"
-        out.note(f"{plural(len(dead), 'server')} {listed(dead)} {starts}: no memory for so many slots of that rank")
     shares = [pair for each in plan.bins for pair in zip(each.adapters, each.shares, strict=True)]
     split = {i for i, share in shares if share < 1}
     if split and kind.by_load:

@@ -29,7 +29,7 @@ class KindArguments(ServerSettings):
     settings: dict[str, tuple[Any, ...]] = pairs(
         "--set", names=SERVER_SETTINGS, refused=NO_LAW | CHOSEN | OF_LOGS, help=shared_help()["set-of-gpu"]
     )
-    gpu_names: tuple[str, ...] = common("gpu", callback=None)
+    gpu_names: tuple[str, ...] = common("gpu", multiple=True)
     model: str | None = common("model")
     profile_names: tuple[str, ...] = common(
         "profile",

@@ -13,7 +13,6 @@ import click
 import packer
 from packer.cli.declare import argument, bundle, flag, option, shared_help
 from packer.cli.output import Part, check_distinct, note, print_json, progress_bar, show
-from packer.errors import shown
 from packer.progress import Progress
 from packer.words import counted
 
@@ -80,23 +79,16 @@ def complete_models(_ctx: click.Context, _param: click.Parameter, incomplete: st
     return [name for name in names if name.startswith(incomplete)]
 
 
-def once(_context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> str | None:
-    """Return the only value of an option that users repeat, as they may other options; raise if there are several."""
-    if len(given) > 1:
-        raise click.BadParameter(f"Expected one here, got {', '.join(map(shown, given))}.", param=parameter)
-    return given[0] if given else None
-
-
 HOURS, GPUS = click.FloatRange(min=1.0, max=1e8), complete("packer.twin.datasheets:GPUS")
 COMMON: dict[str, dict[str, Any]] = {
     "at": {"default": "peak", "metavar": "peak|mean|each-peak|pNN"},
     "duration": {"type": LENGTH, "metavar": "SECONDS"},
-    "gpu": {"metavar": "NAME|FILE.toml", "multiple": True, "callback": once, "shell_complete": GPUS},
+    "gpu": {"metavar": "NAME|FILE.toml", "shell_complete": GPUS},
     "gpus": {"type": click.IntRange(min=1, max=1_000_000), "metavar": "N"},
     "margin": {"type": click.FloatRange(min=0.0, max=10.0), "metavar": "X"},
     "max-lora-rank": {"type": int, "metavar": "RANK"},
     "max-replicas": {"type": click.IntRange(min=1, max=10_000), "metavar": "N"},
-    "model": {"metavar": "NAME|PATH", "multiple": True, "callback": once, "shell_complete": complete_models},
+    "model": {"metavar": "NAME|PATH", "shell_complete": complete_models},
     **{name: {"metavar": "NAME", "shell_complete": complete(REGISTRY, name)} for name in REGISTERED},
     "output": {"flags": ("-o", "--output"), "metavar": "FILE"},
     "plot": {"metavar": "FILE"},

@@ -17,7 +17,7 @@ from packer.io.shipped import table
 from packer.moves import by_adapter
 from packer.profile import labelled
 from packer.room import grouped, room_rows, spans
-from packer.words import by_rank, counted, money, number, plural
+from packer.words import by_rank, counted, listed, money, number, plural
 
 
 def plan_lines(
@@ -235,6 +235,20 @@ def servers(bins: Iterable[packer.Bin]) -> str:
 def result_of(row: packer.Evaluation) -> str:
     """What is wrong with a server, or "holds"."""
     return "memory error" if row.memory_error else "starved" if row.starved else "holds"
+
+
+def unstarted(plan: packer.Plan, numbers: Sequence[int]) -> str:
+    """Which servers, by their `numbers`, do not start, and with which settings the first would; "" if all start."""
+    from packer.twin.memory.starts import what_starts
+
+    dead = [k for k, row in enumerate(plan.evaluations) if row.memory_error]
+    if not dead:
+        return ""
+    item, which = plan.bins[dead[0]], listed([numbers[k] for k in dead])
+    ways = what_starts(item.profile, item.settings, item.workload(plan.workload))
+    said = f"{plural(len(dead), 'server')} {which} {'do' if dead[1:] else 'does'} not start"
+    helps = f". What would start: {ways}" if ways else ""
+    return f"{said}: no memory for so many slots of that rank{helps}"
 
 
 def _facts(plan: packer.Plan) -> list[str]:

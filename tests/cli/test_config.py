@@ -46,6 +46,33 @@ def test_command_tables_win_over_the_top(folder: Path, capsys: Capture) -> None:
     assert "max_model_len 8192" in profile_of(capsys)
 
 
+def test_typed_settings_leave_others_of_the_file(folder: Path, capsys: Capture) -> None:
+    """Each setting of --set is an option of its own: one that is typed replaces that one of the file alone."""
+    (folder / "packer.toml").write_text('vllm-version = "0.11.0"\nmax-num-seqs = 64\n')
+    found = profile_of(capsys, "--max-num-seqs", "128")
+    assert "version 0.11.0" in found
+    assert "max_num_seqs 128" in found
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "said"),
+    [
+        ("max-lora-rank = 7\n", (), "Expected --max-lora-rank (in packer.toml) to be one of"),
+        ("max-num-seqs = -5\n", (), "Expected --max-num-seqs (in packer.toml) to be a whole number"),
+        ("max-num-seqs = -5\n", ("--max-num-seqs", "-6"), "Expected --max-num-seqs to be a whole number"),
+    ],
+)
+def test_rules_name_the_option_that_breaks_them(
+    folder: Path, capsys: Capture, text: str, words: tuple[str, ...], said: str
+) -> None:
+    """Whoever set a value, on the command line or in the file, reads its name there, not a parameter's of the
+    library."""
+    (folder / "packer.toml").write_text(text)
+    (folder / "f.csv").write_text("adapter,rank,rate\na,8,1\n")
+    assert run(["simulate", "f.csv", "--max-loras", "1", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_pyproject_table(folder: Path, capsys: Capture) -> None:
     """[tool.packer] says the same, unless there is a packer.toml."""
     (folder / "pyproject.toml").write_text(f'[tool.packer.memory]\nprofile = "{QWEN}"\n')

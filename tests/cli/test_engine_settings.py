@@ -83,7 +83,7 @@ def test_memory_follows_the_settings(capsys: Capture) -> None:
         tokens.append(json.loads(capsys.readouterr().out)["rows"][0]["kv_cache_tokens"])
     assert tokens[0] < tokens[1] < tokens[2]
     assert run(["memory", "--gpu-memory-utilization", "1.5"]) == 2
-    assert "gpu_memory_utilization" in capsys.readouterr().err
+    assert "--gpu-memory-utilization" in capsys.readouterr().err
 
 
 def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, capsys: Capture) -> None:
@@ -104,7 +104,7 @@ def test_a_price_alone_is_that_of_each_gpu_of_the_only_kind(tmp_path: Path, caps
     both = [*words, "--gpu", "l40s"]
     assert run([*both, "--price", "l40s=9"]) == 0
     assert {item.profile.gpu.name for item in load_plan(path).bins} == {"NVIDIA H200 141GB"}
-    assert run([*both, "--price", "l40s=1", "--objective", "cost"]) == 0
+    assert run([*(each.replace("gpus", "cost") for each in both), "--price", "l40s=1"]) == 0
     assert {item.profile.gpu.price_per_hour for item in load_plan(path).bins} == {2.0}
 
 
