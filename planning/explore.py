@@ -20,7 +20,7 @@ from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.limits_apart import LimitsApart
 from packer.planning.redeal import dealt_anew
-from packer.planning.replicas import MOST_REPLICAS, Replicas, hot_alone, needed, on_all
+from packer.planning.replicas import MOST_REPLICAS, Replicas, above_share, hot_alone, needed, on_all
 from packer.planning.settle import TIGHT, likely_slots, with_best_slots, with_most_slots
 from packer.planning.solve import solve
 from packer.planning.splits import EVENER, SLOTS, even_in_time, even_splits, most_even
@@ -50,9 +50,8 @@ class Frontier(Clock, Conditions):
     """Plans of one fleet by number of GPUs, each made when it is first needed.
 
     A learned predictor proposes which adapters share a GPU, for Poisson arrivals. The twin simulates each GPU with the
-    fleet's own arrivals and every rate raised by the margin; GPUs that break their limits get more slots. An adapter
-    that breaks its limits on a GPU of its own is split into equal parts. Plans that keep the limits are simulated in
-    fresh hours. An hour that breaks a plan is kept from then on, and the search goes on.
+    fleet's own arrivals and rates raised by the margin; GPUs that break their limits get more slots. An adapter that
+    breaks them alone is split into equal parts. Plans are simulated in fresh hours; one that breaks a plan is kept.
 
     `workload`, `profile`: the fleet, with its latency limits (`Workload.slo`), and the server.
     `before`: number of servers of other models that come before those of this fleet, for reasons that name servers.
@@ -71,8 +70,8 @@ class Frontier(Clock, Conditions):
     _slots: int = field(default=SLOTS, init=False)  # Slots of the last even split that was found to keep the limits.
     fewest: int = field(default=1, init=False)
     """Fewest servers on which nothing starves, by the trees. On fewer, one proposal is enough if the twin agrees."""
-    tight: float = field(default=TIGHT, init=False)
-    """Try more slots for servers that use more than this share of their limits."""
+    tight: float = field(default=TIGHT, init=False)  # More slots are tried where more of the limits is used.
+    roomy: int = field(default=1, init=False)  # No adapter has more load than an equal share of so many servers.
     sets: int = field(default=0, init=False)  # Number of the next set of fresh hours.
 
     def __post_init__(self) -> None:
@@ -100,12 +99,12 @@ class Frontier(Clock, Conditions):
         self._beside.submit(self.predictor.begin_compiling, self.workload)
         if is_compiled():  # else trees are interpreted, which slows the compiler down
             self._plan(self.parts, "gpus")
-        self._split()
+        self.split()
 
-    def _split(self) -> None:
-        """Split the adapters that break their limits on GPUs of their own in one of the kept hours."""
+    def split(self) -> None:
+        """Split the adapters of `roomy`, and those that break their limits on GPUs of their own in a kept hour."""
         self.progress("simulating the hottest adapters alone", 0, 0)
-        parts = needed(self.kept, self.profile, self.max_replicas)
+        parts = above_share(self.workload, self.roomy) | needed(self.kept, self.profile, self.max_replicas)
         if parts != self.parts.parts:
             self.parts = Replicas(self.workload, parts)
 
@@ -254,7 +253,7 @@ class Frontier(Clock, Conditions):
         """Require that plans keep a further hour; plans that kept the limits so far are made or judged again."""
         self.kept.add(hour)
         before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
-        self._split()
+        self.split()
         for n, point in list(self._points.items()):
             if n == first or (n > first and self.parts.parts != before):
                 del self._points[n]

@@ -9,6 +9,7 @@
 `near`: return the plan, or another with no more GPUs that is closer to running servers.
 `missed`: return the plan to show if none was found, with what would help.
 `rooms`: return how far the rates of each server may grow. `holds`: whether a server may be part of the plan.
+`widens`: servers whose rates may grow by less than this factor get more slots if that helps.
 `changed`: return the plan with other servers; None if it breaks its limits with them.
 `prove`: return the plan with a lower bound. `look_around`: compute what else its explanation needs, mostly other plans.
 `at_rates`: return the plan of the same task at other rates; None if there is none.
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     Task: TypeAlias = SolverTask | Deployment
     Rooms: TypeAlias = tuple[Room, ...]
+
+
+LITTLE = 1.25  # A server that its slots limit gets more of them if its rates may grow by less than this factor.
 
 
 def judged(task: Task) -> Plan | None:
@@ -77,7 +81,7 @@ def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence
     bins, more = plan.bins, rooms
     if rooms and task.widens and not task.over():
         proof.result()
-        bins, more = with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds)
+        bins, more = with_slots(task.hours, plan.workload, plan.bins, rooms, task.holds, task.widens)
     checked = task.hours.checked(rooms, plan.bins, plan.workload)
     more = checked if bins == plan.bins else task.hours.checked(more, bins, plan.workload)
     return checked, bins, more

@@ -23,7 +23,7 @@ from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, homeward, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
 from packer.planning.fullest import by_full_servers
-from packer.planning.loop import judged, planned
+from packer.planning.loop import LITTLE, judged, planned
 from packer.planning.overload import Overload
 from packer.planning.prove import bounded, told
 from packer.planning.rarely import broken_last
@@ -116,8 +116,7 @@ def recommend(
     kinds = kinds_of(profile)
     serving(workload, [kind.profile for kind in kinds])
     fleet = workload.held_to(slo)
-    if spare is None:
-        spare = 0 if old_plan is None else old_plan.spare
+    spare = (0 if old_plan is None else old_plan.spare) if spare is None else spare
     asked = Conditions(
         margin=margin, confidence=confidence, max_replicas=max_replicas, spare=spare, seed=seed, verify=verify,
         progress=progress, stop=stop, time_limit_s=time_limit_s, log_hour=log_hour,
@@ -133,9 +132,8 @@ def recommend(
 
         if min_gpus is not None or at_hand:
             raise IncompatibleError(
-                "Limits on GPUs of several kinds of server, or for several models, go with an objective, such as "
-                "packer solve --objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100. --min-gpus goes with one kind "
-                "and one model."
+                "Limits on GPUs of several kinds of server or models go with an objective, such as packer solve "
+                "--objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100. --min-gpus goes with one kind and model."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])
@@ -165,7 +163,7 @@ class Deployment:
     least: int | None = field(init=False, default=None)  # Fewer are not tried: fresh hours broke their plan.
     verified: tuple[Bin, ...] = field(init=False, default=())  # Servers that fresh hours confirmed.
     late: tuple[int, ...] = field(init=False, default=())  # Adapters apart from those that keep the goal.
-    widens = banded = True
+    widens, banded = LITTLE, True
     told: str = field(init=False, default="")  # The text of the decision that follows the servers.
 
     def __post_init__(self) -> None:
@@ -189,7 +187,10 @@ class Deployment:
             if job.hopeless:
                 self.late = late
                 return None
-        self.low = min(max(job.least() + job.spare, self.fewest), most)
+        if self.fewest > (least := job.least() + job.spare) and not (job.spare or job.replayed):  # for more room
+            self.widens, job.roomy = math.inf, self.fewest
+            job.split()
+        self.low = min(max(least, self.fewest), most)
         first = None if job.hopeless else job.first(self.low, most, fresh=self.rounds > 0)
         first = first if first is None or self.rounds else job.lower(first)
         return self._plan(first if first is None or not job.workload.slo.is_none else self._served_by(first))
@@ -313,7 +314,7 @@ class Deployment:
 
     def _close(self, bins: Sequence[Bin], verified: bool | None) -> Plan:
         """The plan with these servers, whose settings are not changed any more."""
-        self.widens = False
+        self.widens = 0.0
         return replace(self._put(bins), verified=verified)
 
     def _put(self, bins: Sequence[Bin]) -> Plan:

@@ -85,6 +85,13 @@ def fewest_parts(
     return found
 
 
+def above_share(fleet: Workload, servers: int) -> dict[int, int | None]:
+    """The adapters with more load than an equal share of the servers, which have more room if these are split, too; as
+    one part, of which `Replicas.spread_over` makes as many as that takes."""
+    loads = fleet.offered_tok_s_by_adapter
+    return dict.fromkeys(np.flatnonzero(loads * servers > loads.sum() * (1.0 + 1e-9)).tolist(), 1)
+
+
 def needed(kept: KeptHours, profile: Profile, allowed: int | None, *, every: bool = False) -> dict[int, int | None]:
     """The fewest equal parts of each adapter that breaks its limits on a GPU of its own; None: `allowed` parts do not
     suffice, or its requests break the limits even one at a time.

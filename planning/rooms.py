@@ -16,11 +16,14 @@ from packer.twin.hours import TOGETHER, Hours, of_hours, with_adapters
 from packer.twin.threads import in_threads
 from packer.workload import Workload
 
-LITTLE = 1.25  # Try more slots for a server that its slots limit and whose rates may grow by less than this factor.
-
 
 def with_slots(
-    hours: Hours, fleet: Workload, bins: Sequence[Bin], given: Sequence[Room], holds: Callable[[Bin], bool]
+    hours: Hours,
+    fleet: Workload,
+    bins: Sequence[Bin],
+    given: Sequence[Room],
+    holds: Callable[[Bin], bool],
+    least: float,
 ) -> tuple[tuple[Bin, ...], tuple[Room, ...]]:
     """The servers and their rooms. A server that its slots limit and that has little room gets more slots if that
     helps.
@@ -29,26 +32,27 @@ def with_slots(
 
     `hours`, `fleet`: simulated hours, and the fleet at the rates as given.
     `given`: the rooms of `bins`; empty for a replayed trace, for which nothing changes.
-    `holds`: whether a server may be part of the plan.
+    `holds`: whether a server may be part of the plan. `least`: a server whose rates may grow by a smaller factor has
+    little room.
     """
     rooms = dict(zip(bins, given, strict=False))
     reached = {item: room.headroom or 1.0 for item, room in rooms.items()}
 
     def little(item: Bin) -> bool:
         room = rooms.get(item, Room(None, None, None))
-        return 1.0 <= (room.headroom or 0.0) < LITTLE and room.limit in ("slots", "loading")
+        return 1.0 <= (room.headroom or 0.0) < least and room.limit in ("slots", "loading")
 
-    def grown(item: Bin, least: float) -> float | None:
-        """The headroom of the server; None if it is no more than `least`, or if the server may not be in the plan."""
-        # More than `least` means at least the next level.
-        level = min(LEVELS.index(least) + 1, len(LEVELS) - 1)
+    def grown(item: Bin, known: float) -> float | None:
+        """The headroom of the server; None if it is no more than `known`, or if the server may not be in the plan."""
+        # More than `known` means at least the next level.
+        level = min(LEVELS.index(known) + 1, len(LEVELS) - 1)
         growth = hours.growth(item, fleet)
         return growth.reach(None, LEVELS[level - 1]) if growth.holds(None, level) and holds(item) else None
 
     def rated(tried: list[Bin]) -> list[Score]:
         new = [item for item in dict.fromkeys(tried) if item not in reached and not hours.stop()]
-        least = [max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new]
-        found = in_threads(lambda job: grown(*job), list(zip(new, least, strict=True)), TOGETHER)
+        known = [max(reached[other] for other in [*reached] if other.adapters == item.adapters) for item in new]
+        found = in_threads(lambda job: grown(*job), list(zip(new, known, strict=True)), TOGETHER)
         reached.update((item, factor) for item, factor in zip(new, found, strict=True) if factor is not None)
         return [(1.0, reached[item]) if item in reached else (0.0,) for item in tried]
 

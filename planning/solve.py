@@ -15,7 +15,7 @@ from packer.objectives.base import Objective, load_objective
 from packer.plan import Plan, Status
 from packer.planning.assemble import assemble, simulated_once, without_idle_slots
 from packer.planning.follow import gpus_words, numbered, running
-from packer.planning.loop import planned
+from packer.planning.loop import LITTLE, planned
 from packer.planning.prove import bounded, closed
 from packer.planning.rooms import with_room
 from packer.planning.spare import with_spare
@@ -221,7 +221,7 @@ class SolverTask:
         self.rounds = (1 + HARDENING_STEPS * self.hardens) * self.verify
         counts = self.with_headroom and goal.minimises in ("gpus", "price")
         self.counts = counts and not problem.old_bins
-        self.widens = self.counts and not goal.spare  # slots chosen for the loss of a server stay
+        self.widens = LITTLE * (self.counts and not goal.spare)  # slots chosen for the loss of a server stay
         self.banded = self.counts and not goal.fixed_gpus
 
     def propose(self) -> Plan | None:

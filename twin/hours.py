@@ -38,10 +38,7 @@ MOST_AHEAD = 32  # Most hours that are begun, or kept, before they are asked for
 FRESH_HOURS = 3  # Further hours in which servers that may break their limits by chance are simulated.
 MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
 SLO = {"slo_used": 1.0}  # The limits of adapters (`Workload.slo`) as the limit of a figure.
-UNCHECKED: Callable[..., Run] = inspect.unwrap(simulate)
-"""Without the checks of the types of arguments, which take 0.25 ms of the 8 ms of a server's hour."""
-
-
+UNCHECKED: Callable[..., Run] = inspect.unwrap(simulate)  # Checks of types take 0.25 ms of the 8 ms of an hour.
 Job = tuple[Bin, Workload, int]  # A server, the fleet, and the seed of an hour.
 
 
@@ -252,11 +249,8 @@ class Hours:
             evaluation_of([sim]),
             sim.slo_used,
             AdapterFigures(
-                sim.adapter_mean_ttft_ms,
-                sim.adapter_pooled_p95_ttft_ms,
-                sim.adapter_mean_itl_ms,
-                sim.adapter_slo_attainment,
-                sim.adapter_slo_used,
+                sim.adapter_mean_ttft_ms, sim.adapter_pooled_p95_ttft_ms, sim.adapter_mean_itl_ms,
+                sim.adapter_slo_attainment, sim.adapter_slo_used,
             ),
             float(sim.ttft_ms.max(initial=0.0)),
             sim.ttft_ms.astype(np.float32),
@@ -264,7 +258,7 @@ class Hours:
             holds,
             sim.status != "ok" or sim.mean_kv_usage >= USED_UP,
             max(sim.server_slo_used, requests_used(sim)) if holds[2] else 0.0,
-        )
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -286,12 +280,16 @@ class Growth:
 
     def marks(self, level: int, seed: int) -> tuple[bool, bool, bool]:
         """Return `ServerHour.holds` of an hour at a level."""
-        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
-        run = self.workers.begin(partial(_run, self.item, served, seed)).result()
+        run = self.hour_of(level, seed)
         holds = self.hours.holds(run)
         if not holds[0] and level < self._broken[0]:
             self._broken = level, run
         return holds
+
+    def hour_of(self, level: int, seed: int) -> Run:
+        """Return an hour of the server at a level."""
+        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
+        return self.workers.begin(partial(_run, self.item, served, seed)).result()
 
     def reach(self, mark: int | None, near: float | None) -> float | None:
         """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
@@ -316,25 +314,32 @@ class Growth:
         evaluated."""
         level = 0 if room.slo is None else LEVELS.index(room.slo)
         # Each further hour begins at the level that the hours before it have kept.
-        for place in range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1)):
-            seed = seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0])
+        for seed in self._further():
             while level > 0 and not self.hours.stop() and not self.marks(level, seed)[0]:
                 level -= 1
         if room.slo in (None, LEVELS[level]):
             return room
         return self._room(LEVELS[level], room.queue, room.starvation)
 
+    def _further(self) -> list[int]:
+        """Return the seeds of further hours: of one if hours are alike, else of `FRESH_HOURS`."""
+        places = range(1, 1 + (FRESH_HOURS if self.fleet.arrivals.varies else 1))
+        return [seeds.of_server(seeds.fresh(self.hours.seed, place), self.item.adapters[0]) for place in places]
+
     def advised(self, room: Room) -> Room:
         """Return the room with advice that was tried, unless searches are to stop: a setting is advised if with it the
-        hour that breaks the limits keeps them."""
-        level, sim = self._broken
+        hour that breaks the limits keeps them, and most further hours use no more of the limits than without it."""
+        (level, sim), further = self._broken, self._further()
 
         def help_(max_loras: int = self.item.max_loras, **engine: int) -> bool:
             try:
-                other = replace(self.item.with_slots(max_loras), profile=with_engine(self.item.profile, **engine))
+                item = replace(self.item.with_slots(max_loras), profile=with_engine(self.item.profile, **engine))
             except ValidationError:  # a rule of the engine
                 return False
-            return sim is not None and self.hours.growth(other, self.fleet).marks(level, sim.seed)[0]
+            other = self.hours.growth(item, self.fleet)
+            keeps, now = sim is not None and other.marks(level, sim.seed)[0], self.hour_of
+            less = [other.hour_of(level, each).slo_used <= now(level, each).slo_used for each in further * keeps]
+            return 2 * sum(less) > len(further)
 
         return room if self.hours.stop() else self._room(room.slo, room.queue, room.starvation, help_)
 

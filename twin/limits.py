@@ -178,17 +178,17 @@ def _limits(sim: Run) -> list[Limit]:
 
 
 def _more_slots(sim: Run, cache: float, help_: Callable[..., bool] | None) -> str:
-    """Return advice in words: a number of slots that fits and helps, or what makes room for slots. `cache`: the share
-    of the KV cache in use. More slots, whose requests need more of it, do not help once it is `FULL`."""
+    """Return advice in words: a number of slots that helps; if it does not fit, what makes room for it. `cache`: the
+    share of the KV cache in use. More slots, whose requests need more of it, do not help once it is `FULL`."""
     slots = min(len(sim.workload), math.ceil(GROWTH * sim.max_loras))
     if slots <= sim.max_loras:
         return "fewer adapters per GPU"
     trained = kv_tokens_of(sim.workload.fine_tuning, sim.profile)
     why_not = memory_error(sim.profile, sim.profile.settings(slots, sim.max_lora_rank), sim.workload, trained)
     full = cache * sim.kv_cache_tokens > FULL * _room(sim, slots, sim.max_lora_rank)
-    more = not why_not and not full and (help_ is None or help_(max_loras=slots))
-    parts = f"max_loras {slots}" if more else "", _smaller_slots(sim)
-    return " or ".join(filter(None, parts)) or "fewer adapters per GPU"
+    if why_not or full:
+        return _smaller_slots(sim) or "fewer adapters per GPU"
+    return f"max_loras {slots}" if help_ is None or help_(max_loras=slots) else "fewer adapters per GPU"
 
 
 def setting_helps(sim: Run, max_loras: int | None = None, **engine: int) -> bool:

@@ -79,7 +79,7 @@ def test_what_a_paced_client_holds_back_is_not_refused(
 
 def test_a_closed_loop_of_one_request_is_said_in_the_singular(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A count of one has a noun in the singular."""
-    assert run(["simulate", fleet, *SERVER, "--concurrency", "1", "--duration", "9"]) == 0
+    assert run(["simulate", fleet, *SERVER, "--concurrency", "1"]) == 0
     assert "Closed loop: always 1 request outstanding." in capsys.readouterr().out
 
 
@@ -170,7 +170,7 @@ def test_seeds_give_means_and_intervals(fleet: str, capsys: pytest.CaptureFixtur
 
 def test_seeds_tell_how_far_the_cliff_is(fleet: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Several seeds give the probability of failure with an interval, and the load at which it reaches 5 %."""
-    short = [*SERVER, "--seeds", "3", "--duration", "300"]
+    short = [*SERVER, "--seeds", "3"]
     result = _json(["simulate", fleet, *short], capsys)
     failure, cliff = result["failure"], result["cliff"]
     assert isinstance(failure, dict)

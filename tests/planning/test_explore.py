@@ -23,8 +23,8 @@ from packer.io.plans import plan_to_dict
 from packer.kv_shape import KvShape
 from packer.plan import Status
 from packer.planning.explore import Frontier
+from packer.planning.loop import LITTLE
 from packer.planning.recommend import Deployment
-from packer.planning.rooms import LITTLE
 from packer.planning.settle import likely_slots, with_best_slots
 from packer.predictors.learned import LearnedPredictor
 from packer.profile import Profile

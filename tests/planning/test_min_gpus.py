@@ -26,6 +26,17 @@ def test_a_plan_has_at_least_the_gpus_that_are_asked_for(server: Profile) -> Non
     assert packer.recommend(fleet, server, min_gpus=free.n_gpus).bins == free.bins
 
 
+def test_more_gpus_than_needed_share_a_hot_adapter(server: Profile) -> None:
+    """Else the server that has it alone would have no more room, however many GPUs are added."""
+    fleet = Workload([Adapter(f"a{k}", 8, 38.0 / (k + 1) ** 2) for k in range(12)])
+    free = packer.recommend(fleet, server)
+    more = packer.recommend(fleet, server, min_gpus=free.n_gpus + 1)
+    assert sum(0 in item.adapters for item in free.bins) == 1
+    assert sum(0 in item.adapters for item in more.bins) == 2
+    least, now = (min(room.headroom or 0.0 for room in each.rooms) for each in (free, more))
+    assert now > 1.25 * least
+
+
 def test_so_many_gpus_must_be_at_hand_and_of_one_kind(server: Profile) -> None:
     """More than there are, or several kinds of server, are refused."""
     fleet = Workload([Adapter("a", 8, 0.1)])

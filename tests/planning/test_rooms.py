@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from packer import Adapter, Bin, Workload
+from packer.planning.loop import LITTLE
 from packer.planning.rooms import with_slots
 from packer.profile import Profile
 from packer.room import LEVELS
 from packer.twin import hours as stored
 from packer.twin.hours import Hours
 from packer.twin.limits import Limit
+
+
+@pytest.mark.parametrize(("least", "slots"), [(LITTLE, 4), (math.inf, 6)])
+def test_servers_with_room_get_more_slots_where_more_room_is_asked_for(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, least: float, slots: int
+) -> None:
+    """A server that its slots limit at a quarter more of the load has enough room, unless there are GPUs to spare."""
+    monkeypatch.setattr(stored, "_run", lambda item, own, _seed: LEVELS.index(round(own.rate, 4)) - item.max_loras)
+    monkeypatch.setattr(Hours, "holds", lambda _self, beyond: (beyond <= -1,) * 3)
+    monkeypatch.setattr(stored, "limit_of", lambda _at, _help=None: Limit("slots", 1.0, "", ""))
+    fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(6)]), Hours()
+    items = [Bin((0, 1, 2, 3, 4, 5), server.settings(4, 8), server, (1.0 / 6.0,) * 6)]
+    given = hours.rooms(items, fleet)
+    assert (given[0].slo or 0.0) > LITTLE
+    made, _ = with_slots(hours, fleet, items, given, lambda _item: True, least)
+    assert made[0].max_loras == slots
 
 
 def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +48,7 @@ def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypat
     items = [Bin((0, 1, 2, 3), server.settings(2, 8), server, (0.25,) * 4)] * 4
     given = hours.rooms(items, fleet)
     assert {room.slo for room in given} == {LEVELS[1]}
-    made, rooms = with_slots(hours, fleet, items, given, lambda _item: True)
+    made, rooms = with_slots(hours, fleet, items, given, lambda _item: True, LITTLE)
     assert [item.max_loras for item in made] == [4] * 4
     assert {room.slo for room in rooms} == {LEVELS[3]}
     assert len(asked) == len(set(asked))

@@ -37,6 +37,15 @@ def test_slots_limit_many_adapters_in_few_of_them() -> None:
     assert _more_slots(tight, 0.5, lambda **_: False) == "fewer adapters per GPU", "more slots are known not to help"
 
 
+def test_large_ranks_are_named_only_where_they_leave_no_room_for_slots() -> None:
+    """Smaller slots make room for more of them, which is no help where more fit."""
+    ranks = [Adapter(f"a{k}", 128 if k < 4 else 8, 0.2) for k in range(40)]
+    tight = run(Workload(ranks), 2)
+    assert _more_slots(tight, 0.5, lambda **_: True) == "max_loras 3"
+    assert _more_slots(tight, 0.5, lambda **_: False) == "fewer adapters per GPU"
+    assert "moving the 4 adapters of rank 128 away" in _more_slots(tight, 0.9, lambda **_: True)
+
+
 def test_long_requests_use_up_the_cache() -> None:
     """Requests of many tokens fill the KV cache; a few adapters of a large rank that cost memory are named."""
     fleet = Workload(
