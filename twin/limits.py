@@ -26,6 +26,7 @@ from packer.workload import Workload
 USED_UP = 0.5  # A resource of which less than this share is in use limits nothing on average.
 FULL = 0.8  # A KV cache of which more is in use has no room for the requests of more slots.
 SELDOM = 0.01  # Requests that wait in less of the time than this do not make latencies.
+HELD_BACK = 2.0  # Gaps between tokens that are longer than the engine's by this factor come from the API server.
 GROWTH = 1.5  # Factor by which advice, and each step of a search, increases the slots.
 CHANCE, LESS = 0.01, 0.1  # By more than these shares slots serve more, or use less of the limits, if they help.
 START_S = 300.0  # Time after the start in which adapters are used for the first time, s.
@@ -49,12 +50,12 @@ def limit_of(sim: Run, help_: Callable[..., bool] | None = None) -> Limit:
 
     Compared are the slots (if there are fewer than adapters), the KV cache, `max_num_seqs`, the token budget of a step,
     the share of the time that loads take, the ITL relative to its limit (for the time of a step), the share of the TTFT
-    that passes outside the engine, and, if the server refuses requests, the places of `max_num_queued_reqs` that run:
-    all of them if hardly any request waits. If less than `USED_UP` of each is in use, requests wait because they come
-    together; if they seldom wait, the steps alone take too long. If requests wait longer than their limit only in the
-    first `START_S` (and first half) of the run, or only because of the first uses of adapters, the start or these first
-    uses limit the server. A closed loop sends its first requests at once, so that its start says nothing about the
-    server.
+    that passes outside the engine (all of it if most does, for longer than the limit), and, if the server refuses
+    requests, the places of `max_num_queued_reqs` that run: all of them if hardly any request waits. If less than
+    `USED_UP` of each is in use, requests wait because they come together; if they seldom wait, the steps alone take too
+    long. If requests wait longer than their limit only in the first `START_S` (and first half) of the run, or only
+    because of the first uses of adapters, the start or these first uses limit the server. A closed loop sends its first
+    requests at once, so that its start says nothing about the server.
     """
     sent_s, waits_ms = sim.late
     served = sim.stable and sim.mean_itl_ms <= sim.workload.slo.columns(sim.workload)[1].min()
@@ -143,6 +144,8 @@ def _limits(sim: Run) -> list[Limit]:
     tokens = float(raw.timeline["prefill"].sum() + raw.timeline["decode"].sum()) / max(sim.engine_steps, 1)
     _, itl_limits_ms = sim.workload.slo.columns(sim.workload)
     itl = sim.mean_itl_ms if math.isfinite(sim.mean_itl_ms) else 0.0
+    # Answers that a busy API server holds back are not slow steps.
+    itl = sim.engine_mean_tpot_ms if itl > HELD_BACK * sim.engine_mean_tpot_ms else itl
     found = [
         Limit("KV cache", kv, f"{kv:.0%} of {sim.kv_cache_tokens:,} tokens", _more_cache(sim)),
         Limit("batch", running / engine.server_seqs, f"{running:.0f} of {engine.server_seqs} requests run", ""),
@@ -159,11 +162,13 @@ def _limits(sim: Run) -> list[Limit]:
     ]  # fmt: skip
     if sim.completed:
         outside_ms = sim.mean_ttft_ms - sim.engine_mean_ttft_ms
-        usage = f"{outside_ms:.0f} of {sim.mean_ttft_ms:.0f} ms of the TTFT pass in the API server"
+        usage = f"{outside_ms:,.0f} of {sim.mean_ttft_ms:,.0f} ms of the TTFT pass in the API server"
         few = raw.server["tokenizer_places"] > 0
         advice = f"max_num_seqs {sim.workload.n_loras}, for their tokenizers, or " if few else ""
         advice += "fewer adapters per GPU"
-        found.insert(0, Limit("front end", outside_ms / max(sim.mean_ttft_ms, 1e-9), usage, advice))
+        share = outside_ms / max(sim.mean_ttft_ms, 1e-9)
+        full = share > USED_UP and outside_ms > sim.workload.slo.columns(sim.workload)[0].min()
+        found.insert(0, Limit("front end", 1.0 if full else share, usage, advice))
     if sim.max_loras < sim.workload.n_loras:
         slots = active / sim.max_loras
         found.append(Limit("slots", slots, f"{active:.0f} of {sim.max_loras} in use", ""))

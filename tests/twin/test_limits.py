@@ -37,6 +37,22 @@ def test_slots_limit_many_adapters_in_few_of_them() -> None:
     assert _more_slots(tight, 0.5, lambda **_: False) == "fewer adapters per GPU", "more slots are known not to help"
 
 
+@pytest.mark.parametrize("max_num_seqs", [32, 64])
+def test_a_server_without_tokenizers_for_its_adapters_is_limited_by_its_front_end(max_num_seqs: int) -> None:
+    """The API server loads tokenizers all the time: full batches and answers that it holds back follow from that. With
+    as many as adapters, as advised, it serves the load."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.03) for k in range(400)])
+    server = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
+    few, enough = (
+        packer.simulate(fleet, with_engine(server, max_num_seqs=n), max_loras=64, duration_s=1800.0)
+        for n in (max_num_seqs, 400)
+    )
+    found = limit_of(few)
+    assert (found.name, "max_num_seqs 400, for their tokenizers" in found.advice) == ("front end", True)
+    assert few.starved
+    assert enough.served_share > 0.9
+
+
 def test_large_ranks_are_named_only_where_they_leave_no_room_for_slots() -> None:
     """Smaller slots make room for more of them, which is no help where more fit."""
     ranks = [Adapter(f"a{k}", 128 if k < 4 else 8, 0.2) for k in range(40)]
