@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packer.arrays import BoolArray, FloatArray
+from packer.arrays import BoolArray, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from packer.arrival import RequestTrace
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from packer.workload import Workload
 
 SHORT_S = 300.0  # Of a shorter run, the requests that are under way at the end are a large share.
+UNDER_WAY = 0.05
+"""Share of the tokens sent that may be those of requests that run at the end: half of what a server that does not
+starve may leave unserved."""
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
@@ -31,8 +34,9 @@ def served_share(sim: Run) -> float:
     """Tokens completed / tokens sent in one simulation, in [0, 1]; 1 when nothing was sent.
 
     The requests drawn in one run vary by several percent in number and length, which says nothing about the server. So
-    the share is of what was sent, not of the nominal load. In a replayed trace, or a run of less than `SHORT_S`, only
-    requests count that could have been completed by its end, and those that were refused.
+    the share is of what was sent, not of the nominal load. In a replayed trace, a run of less than `SHORT_S`, or one at
+    whose end more than `UNDER_WAY` of the tokens are those of requests that had no time to end, as where requests are
+    few or long, only requests count that could have been completed by its end, and those that were refused.
     """
     if sim.status != "ok":
         return 0.0
@@ -42,17 +46,39 @@ def served_share(sim: Run) -> float:
         return served_of_due(sim)
     if not sim.sent_tokens:
         return 1.0
-    return min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
+    share = min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
+    if share < 1.0 - UNDER_WAY and not sim.paced:
+        requests, finished, end_s = _served(sim)
+        early = ~finished & ~_due(requests, end_s, sim.mean_tpot_ms)
+        if float(_tokens(requests)[early].sum()) > UNDER_WAY * sim.sent_tokens:
+            return served_of_due(sim)
+    return share
 
 
 def served_of_due(sim: Run) -> float:
     """Tokens completed / tokens due in one simulation, in [0, 1]: without requests still in flight at its end."""
+    requests, finished, end_s = _served(sim)
+    refused = sim.sent_tokens - float(_tokens(requests).sum())
+    return due_share(requests, finished, end_s, sim.mean_tpot_ms, refused)
+
+
+def _served(sim: Run) -> tuple[RequestTrace, BoolArray, float]:
+    """The requests that were not refused, whether each completed, and until when they could, s."""
     requests, finished = sim.raw.requests, sim.raw.finished
     if sim.refused and sim.raw.turned_away is not None:
         requests, finished = requests.take(~sim.raw.turned_away), finished[~sim.raw.turned_away]
-    refused = sim.sent_tokens - float((requests.input_tokens + requests.output_tokens).sum())
-    end_s = sim.duration_s - 2e-3 * (sim.cluster.network_ms if sim.cluster else 0.0)
-    return due_share(requests, finished, end_s, sim.mean_tpot_ms, refused)
+    return requests, finished, sim.duration_s - 2e-3 * (sim.cluster.network_ms if sim.cluster else 0.0)
+
+
+def _tokens(requests: RequestTrace) -> IntArray:
+    return requests.input_tokens + requests.output_tokens
+
+
+def _due(requests: RequestTrace, duration_s: float, mean_tpot_ms: float) -> BoolArray:
+    """Which requests had enough time for their output once they ran."""
+    ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
+    due: BoolArray = requests.time_s + (SETTLING_S + requests.output_tokens * ms_per_token * 1e-3) <= duration_s
+    return due
 
 
 def due_share(
@@ -67,10 +93,7 @@ def due_share(
     `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`. `mean_tpot_ms`: NaN if
     no request of the run has one. `refused_tokens`: due tokens of requests that are not among `requests`.
     """
-    tokens = requests.input_tokens + requests.output_tokens
-    ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
-    needed_s = SETTLING_S + requests.output_tokens * ms_per_token * 1e-3
-    due = requests.time_s + needed_s <= duration_s
+    tokens, due = _tokens(requests), _due(requests, duration_s, mean_tpot_ms)
     total = float(tokens[due].sum()) + refused_tokens
     return float(tokens[due & finished].sum()) / total if total else 1.0
 

@@ -47,6 +47,21 @@ def test_requests_under_way_at_the_end_of_a_short_run_are_no_backlog(toy_profile
     assert simulate(fleet.scaled(1e3), toy_profile, max_loras=1, duration_s=30).starved
 
 
+@pytest.mark.parametrize(("requests", "tokens"), [(30, 40_000), (12, 40_000)])
+def test_requests_under_way_at_the_end_of_an_hour_are_no_backlog(
+    toy_profile: Profile, requests: int, tokens: int
+) -> None:
+    """Where few or long requests are sent in an hour, those that run at its end are more than a tenth of its tokens:
+    they say nothing about a server that is mostly idle. One that gets more than it can serve starves."""
+    profile = replace(toy_profile, engine=replace(toy_profile.engine, max_model_len=100_000))
+    fleet = Workload([Adapter("a", 8, requests / 3600.0)], Lengths.constant(10), Lengths.constant(tokens))
+    runs = [simulate(fleet, profile, max_loras=1, seed=seed) for seed in range(20)]
+    completed = [run.total_token_throughput * run.duration_s / run.sent_tokens for run in runs]
+    assert min(completed) < 0.9
+    assert not any(run.starved for run in runs)
+    assert simulate(fleet.scaled(5.0 / fleet.rate), profile, max_loras=1).starved
+
+
 def test_a_server_that_does_not_start_is_starved(toy_profile: Profile) -> None:
     """Nothing is served, so the share is 0."""
     memory = replace(toy_profile.memory, kv_budget_bytes=0.0)
