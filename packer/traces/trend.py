@@ -104,29 +104,32 @@ def _parabola(load: FloatArray) -> FloatArray:
 
 def flattened(trace: Trace, window_s: float) -> Trace:
     """The trace with the times at which its requests would come without the steps (`_steps`) inside its windows, which
-    start at multiples of their length: a trend beside which bursts are measured. It is the same trace unless its
-    busiest window has a step. Windows whose step is higher by `LEAST` keep it, because a plan for the busiest does not
-    follow it. A part of a window at the end that has no rates of its own has the steps of the busiest window or none.
+    start at multiples of their length: a trend beside which bursts are measured. Steps are kept that are higher, by
+    `LEAST`, than the load of the busiest window with its trend, because a plan for that window does not serve them, and
+    those of that window unless they are its trend. A part of a window at the end that has no rates of its own has the
+    steps of the busiest window or none.
     """
     if window_s > HOUR_S or window_s < LEAST_S:
         return trace
     table = rates_of(trace, window_s)
     windows = [_shown(trace, start_s, window_s) for start_s in table.start_s.tolist()]
     ends_s = float(table.start_s[-1]) + window_s
-    windows.append((ends_s, ends_s + window_s))
+    last = _shown(trace, ends_s, window_s)
+    windows += [last] if last[1] > last[0] else []
     windows = [_shown(trace, trace.start_s, trace.span_s)] if table.whole else windows
     busiest = int(table.offered_tok_s.argmax())
-    if len(trend_within(trace, *windows[busiest])) != CELLS:
-        return trace
-    time_s, found = trace.time_s.copy(), list[tuple[FloatArray, tuple[float, ...]]]()
+    factors = trend_within(trace, *windows[busiest])
+    time_s, found, per_s = trace.time_s.copy(), list[tuple[FloatArray, tuple[float, ...]]](), list[float]()
     for begin_s, end_s in windows:
         edges = np.linspace(begin_s, end_s, CELLS + 1) - trace.start_s
         counts = np.diff(np.searchsorted(trace.time_s, edges)).astype(np.float64)
-        per_s = counts.sum() / (end_s - begin_s)
-        found.append((edges, tuple(each * per_s for each in _steps(counts, counts.sum()))))
-    most = max(found[busiest][1], default=0.0)
+        per_s.append(float(counts.sum()) / (end_s - begin_s))
+        found.append((edges, tuple(each * per_s[-1] for each in _steps(counts, counts.sum()))))
+    stepped = len(factors) == CELLS
+    most = max(found[busiest][1], default=0.0) if stepped else per_s[busiest] * max(factors, default=1.0)
     for k, (edges, steps) in enumerate(found):
-        if steps and most / LEAST * (k == len(table.rates)) <= max(steps) <= LEAST * most:
+        own = k != busiest or stepped
+        if own and steps and most / LEAST * (k == len(table.rates)) <= max(steps) <= LEAST * most:
             passed = np.concatenate([[0.0], np.cumsum(steps)]) * ((edges[-1] - edges[0]) / sum(steps))
             inside = slice(*np.searchsorted(time_s, edges[[0, -1]]))
             time_s[inside] = np.interp(trace.time_s[inside], edges, edges[0] + passed)

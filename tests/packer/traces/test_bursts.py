@@ -348,3 +348,13 @@ def test_the_course_of_a_log_without_a_whole_hour_is_no_burst(levels: tuple[floa
     seen = Trace(times - times[0], ones, ones, 0 * ones, ("a",), (8,), start_s=20_000 * 86_400.0 + 37_200.0)
     found = measure_arrivals(seen, 3600.0).common
     assert found is None or found.cv < 0.15
+
+
+def test_an_hour_in_which_the_load_steps_up_to_that_of_the_busiest_one_is_no_burst() -> None:
+    """A plan for the flat hours of a day serves the half hour that is as busy as they are."""
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(60.0 * np.repeat([3.0, 36.0], [150, 90]))
+    times = np.sort(np.repeat(60.0 * np.arange(240), counts) + 60.0 * rng.random(counts.sum()))
+    ones = np.full(len(times), 100, dtype=np.int64)
+    seen = Trace(times - times[0], ones, ones, 0 * ones, ("a",), (8,), start_s=20_000 * 86_400.0 + times[0])
+    assert measure_arrivals(seen, 3600.0).kind == "poisson"

@@ -141,9 +141,10 @@ def test_a_load_that_is_higher_for_some_minutes_is_a_trend_and_no_burst(trend: t
 
 def test_steps_that_a_plan_for_the_busiest_hour_does_not_follow_are_bursts() -> None:
     """Steps are left out of the bursts only up to the load of that of the busiest hour, which the rates follow."""
-    spike, flat = drawn(Arrivals().following(SPIKE), 1, 4.0), drawn(Arrivals(), 2, 12.0)
-    trace = hours(spike, flat)
-    assert flattened(trace, 3600.0) is trace
+    spike = drawn(Arrivals().following(SPIKE), 1, 4.0)
+    for rate, served in ((6.0, False), (12.0, True)):
+        trace = hours(spike, drawn(Arrivals(), 2, rate))
+        assert np.array_equal(flattened(trace, 3600.0).time_s, trace.time_s) != served
     both = hours(
         drawn(Arrivals().following((300.0, *[0.4] * 11, 7.6)), 3, 4.0), drawn(Arrivals().following(SPIKE), 4, 5.0)
     )
