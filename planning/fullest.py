@@ -21,7 +21,7 @@ from packer.search import reach
 from packer.solvers.base import Bound
 from packer.solvers.candidates import slot_ranks
 from packer.solvers.order import golden
-from packer.twin.hours import Hours
+from packer.twin.hours import FRESH_HOURS, Hours
 from packer.workload import Workload
 
 WORTH_GPUS = 5  # Plans with fewer GPUs get no such estimate, which takes as long as three to five more servers.
@@ -49,7 +49,8 @@ def by_full_servers(job: Frontier, plan: Plan) -> Bound | None:
     if not every or plan.n_gpus < WORTH_GPUS or known >= plan.n_gpus or job.over():
         return None
     ranks, loads = slot_ranks(fleet.ranks, job.profile), fleet.offered_tok_s_by_adapter
-    fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else ()
+    fresh = job.kept.fresh(plan.bins, job.number) if plan.verified and plan.n_gpus >= WORTH_FRESH_GPUS else []
+    fresh = fresh[:FRESH_HOURS]  # each sample server has its own draws, while equal servers take further hours
     _, unlucky = job.kept.by_luck(plan.bins)
     held = [*dict.fromkeys([*job.kept.hours, job.kept.given, *(hour for hour in fresh if hour not in unlucky)])]
     offered_tok_s, most_tok_s = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer import Adapter, Bin, Workload
+from packer import Adapter, Arrivals, Bin, Workload
+from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.fullest import LEAST, MOST, SOURCE, STEP, _Sample, by_full_servers, fewest_servers
+from packer.planning.kept import Hour
 from packer.planning.settle import with_best_slots
 from packer.profile import Profile
 from packer.search import reach
@@ -45,6 +48,22 @@ def test_equal_adapters_need_what_full_servers_say(job: Frontier) -> None:
     assert fair / STEP**2 <= found.value <= fair + 1.0
     assert by_full_servers(job, replace(most, lower_bound=found.value)) is None
     assert by_full_servers(job, replace(most, bins=most.bins[:4])) is None  # small plans take less time
+
+
+def test_equal_servers_give_no_more_fresh_hours_to_samples(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample server has its own draws: it needs no further hours where all servers of a plan share theirs, of
+    which 16 had 48."""
+    looked = list[int]()
+
+    def most(_job: Frontier, _plan: Plan, held: Sequence[Hour], *_: object) -> float:
+        looked.append(sum(hour.apart for hour in held))
+        return 1.0
+
+    monkeypatch.setattr("packer.planning.fullest._most_tok_s", most)
+    job = Frontier(Workload([Adapter("a", 16, 10.0)], arrivals=Arrivals("unpredictable")), server)
+    plan = replace(job.at(1).plan, bins=(Bin((0,), server.settings(1, 16), server, (1 / 16,)),) * 16, verified=True)
+    by_full_servers(job, plan)
+    assert looked == [3]
 
 
 def test_copies_fill_a_server_where_a_rank_is_rare(job: Frontier, server: Profile) -> None:
