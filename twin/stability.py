@@ -25,6 +25,7 @@ SHORT_S = 300.0  # Of a shorter run, the requests that are under way at the end 
 UNDER_WAY = 0.05
 """Share of the tokens sent that may be those of requests that run at the end: half of what a server that does not
 starve may leave unserved."""
+MOSTLY_FREE = 1.0 / 3.0  # Largest mean share of the KV cache in use of a server that is surely not overloaded.
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
@@ -36,7 +37,9 @@ def served_share(sim: Run) -> float:
     The requests drawn in one run vary by several percent in number and length, which says nothing about the server. So
     the share is of what was sent, not of the nominal load. In a replayed trace, a run of less than `SHORT_S`, or one at
     whose end more than `UNDER_WAY` of the tokens are those of requests that had no time to end, as where requests are
-    few or long, only requests count that could have been completed by its end, and those that were refused.
+    few or long, only requests count that could have been completed by its end, and those that were refused. Requests
+    that last for much of an hour fill a server that begins empty for just as long, so that hours of a server that is
+    overloaded look alike: its KV cache must be `MOSTLY_FREE`.
     """
     if sim.status != "ok":
         return 0.0
@@ -47,7 +50,7 @@ def served_share(sim: Run) -> float:
     if not sim.sent_tokens:
         return 1.0
     share = min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
-    if share < 1.0 - UNDER_WAY and not sim.paced:
+    if share < 1.0 - UNDER_WAY and not sim.paced and sim.mean_kv_usage < MOSTLY_FREE:
         requests, finished, end_s = _served(sim)
         early = ~finished & ~_due(requests, end_s, sim.mean_tpot_ms)
         if float(_tokens(requests)[early].sum()) > UNDER_WAY * sim.sent_tokens:

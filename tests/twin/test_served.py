@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import packer
 from packer.adapter import Adapter
 from packer.lengths import Lengths
 from packer.profile import FrontEndSpec, Profile
@@ -60,6 +61,18 @@ def test_requests_under_way_at_the_end_of_an_hour_are_no_backlog(
     assert min(completed) < 0.9
     assert not any(run.starved for run in runs)
     assert simulate(fleet.scaled(5.0 / fleet.rate), profile, max_loras=1).starved
+
+
+def test_an_hour_does_not_excuse_long_requests_on_a_server_that_fills() -> None:
+    """72 requests of 20,000 tokens an hour fill the KV cache in some hours and queue for hours then, which an hour that
+    begins empty hides: the plan has the two servers that keep the goal in every one of other hours."""
+    fleet = Workload(
+        [Adapter(f"a{k}", 16, 0.0004) for k in range(50)], Lengths.gamma(300, 1.0), Lengths.gamma(20_000, 0.5),
+        length_correlation=0.0,
+    )  # fmt: skip
+    plan = packer.recommend(fleet, packer.load_profile("h100-64gb/llama-3.1-8b-instruct"))
+    assert plan.n_gpus == 2
+    assert all(packer.evaluate_plan(plan, seed=6000 + k).holds for k in range(3))
 
 
 def test_a_server_that_does_not_start_is_starved(toy_profile: Profile) -> None:
