@@ -12,6 +12,7 @@ from packer.planning.overload import Overload
 from packer.planning.recommend import Deployment
 from packer.planning.solve import solve
 from packer.profile import Profile
+from packer.words import counted
 from packer.workload import Workload
 
 
@@ -59,7 +60,8 @@ class BySolver:
             with_headroom=False, max_replicas=self.max_replicas,
         )  # fmt: skip
         if plan.unplaced:
-            raise ValidationError(f"Expected a plan on {len(cluster)} servers, got none: {' '.join(plan.reasons)}")
+            on = counted(len(cluster), "server")
+            raise ValidationError(f"Expected a plan on {on}, got none: {'; '.join(plan.reasons)}.")
         return _with_servers(cluster, plan)
 
 

@@ -66,7 +66,7 @@ def test_slots_stay_as_they_survive_the_loss_of_a_gpu(monkeypatch: pytest.Monkey
 
 
 def _wider(
-    _hours: Hours, _fleet: Workload, bins: Sequence[Bin], rooms: object, _admits: object
+    _hours: Hours, _fleet: Workload, bins: Sequence[Bin], rooms: object, _admits: object, _least: float
 ) -> tuple[Sequence[Bin], object]:
     """Every server with more slots than it needs."""
     return [item.with_slots(len(FLEET) + 1) for item in bins], rooms
