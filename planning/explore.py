@@ -250,15 +250,15 @@ class Frontier(Clock, Conditions):
         return most if max_gpus is None else min(max_gpus // self.size, most)
 
     def keep(self, hour: Hour) -> None:
-        """Require that plans keep a further hour; plans that kept the limits so far are made or judged again."""
+        """Require that plans keep a further hour; plans that kept the limits until then are made again if needed."""
         self.kept.add(hour)
         before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
         self.split()
+        anew = self.parts.parts != before
         for n, point in list(self._points.items()):
-            if n == first or (n > first and self.parts.parts != before):
+            lost = point.holds and n > first and not anew and not self.kept.holds(point.plan.bins, self.spare)
+            if n == first or (n > first and anew) or lost:
                 del self._points[n]
-            elif n > first and point.holds and not self.kept.holds(point.plan.bins, self.spare):
-                self._points[n] = point_of(self, point.plan.bins)
 
     def as_learned(self, parts: Replicas) -> Workload:
         """The fleet in the form of the trees' training data: Poisson arrivals, prompts without what a prefix cache

@@ -342,3 +342,16 @@ def test_a_number_that_tells_whether_any_holds_has_no_point(server: Profile, mon
         assert job.first_that_holds(1, 60) == fewest
         assert fewest in points
         assert (60 in points) == (known or fewest == 60)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_plan_on_more_gpus_that_a_further_hour_breaks_is_made_again(
+    held: bool, server: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots were chosen without that hour: judged as it was, it took 8 GPUs where another plan takes 7."""
+    job = Frontier(Workload([Adapter(f"a{i}", 8, 1.0) for i in range(4)]), server)
+    assert job.at(1).holds
+    known = job.at(2)
+    monkeypatch.setattr(job.kept, "holds", lambda _bins, _spare=0: held)
+    job.keep(job.kept.fresh_hour(1))
+    assert job._points == ({2: known} if held else {})
