@@ -40,6 +40,7 @@ MOST_SERVED = 512  # Number of servers whose part of a fleet is kept.
 SLO = {"slo_used": 1.0}  # The limits of adapters (`Workload.slo`) as the limit of a figure.
 UNCHECKED: Callable[..., Run] = inspect.unwrap(simulate)  # Checks of types take 0.25 ms of the 8 ms of an hour.
 Job = tuple[Bin, Workload, int]  # A server, the fleet, and the seed of an hour.
+Help = Callable[..., bool] | None  # See `packer.twin.limits.limit_of`.
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,6 +271,7 @@ class Growth:
     fleet: Workload
     workers: Workers
     _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
+    _used: dict[tuple[int, int], float] = field(default_factory=dict)  # By level and seed.
     _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
 
     def holds(self, mark: int | None, level: int) -> bool:
@@ -280,16 +282,18 @@ class Growth:
 
     def marks(self, level: int, seed: int) -> tuple[bool, bool, bool]:
         """Return `ServerHour.holds` of an hour at a level."""
-        run = self.hour_of(level, seed)
-        holds = self.hours.holds(run)
+        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
+        run = self.workers.begin(partial(_run, self.item, served, seed)).result()
+        holds, self._used[level, seed] = self.hours.holds(run), run.slo_used
         if not holds[0] and level < self._broken[0]:
             self._broken = level, run
         return holds
 
-    def hour_of(self, level: int, seed: int) -> Run:
-        """Return an hour of the server at a level."""
-        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
-        return self.workers.begin(partial(_run, self.item, served, seed)).result()
+    def used(self, level: int, seed: int) -> float:
+        """Return the share of the limits that is used in an hour at a level."""
+        if (level, seed) not in self._used:
+            self.marks(level, seed)
+        return self._used[level, seed]
 
     def reach(self, mark: int | None, near: float | None) -> float | None:
         """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
@@ -317,9 +321,7 @@ class Growth:
         for seed in self._further():
             while level > 0 and not self.hours.stop() and not self.marks(level, seed)[0]:
                 level -= 1
-        if room.slo in (None, LEVELS[level]):
-            return room
-        return self._room(LEVELS[level], room.queue, room.starvation)
+        return room if room.slo in (None, LEVELS[level]) else self._room(LEVELS[level], room.queue, room.starvation)
 
     def _further(self) -> list[int]:
         """Return the seeds of further hours: of one if hours are alike, else of `FRESH_HOURS`."""
@@ -337,16 +339,14 @@ class Growth:
             except ValidationError:  # a rule of the engine
                 return False
             other = self.hours.growth(item, self.fleet)
-            keeps, now = sim is not None and other.marks(level, sim.seed)[0], self.hour_of
-            less = [other.hour_of(level, each).slo_used <= now(level, each).slo_used for each in further * keeps]
-            return 2 * sum(less) > len(further)
+            more = 0 if sim is not None and other.marks(level, sim.seed)[0] else len(further)
+            for seed in further:
+                more += 2 * more < len(further) and other.used(level, seed) > self.used(level, seed)
+            return 2 * more < len(further)
 
         return room if self.hours.stop() else self._room(room.slo, room.queue, room.starvation, help_)
 
-    def _room(
-        self, slo: float | None, queue: float | None, starvation: float | None,
-        help_: Callable[..., bool] | None = None,
-    ) -> Room:  # fmt: skip
+    def _room(self, slo: float | None, queue: float | None, starvation: float | None, help_: Help = None) -> Room:
         """Return the room with what limits the server first; `help_`: see `limit_of`."""
         level, sim = self._broken
         if sim is None:

@@ -16,12 +16,18 @@ from packer.twin.hours import Hours
 from packer.twin.limits import Limit
 
 
+class Beyond(int):
+    """A run: its level less its slots."""
+
+    slo_used = 0.5
+
+
 @pytest.mark.parametrize(("least", "slots"), [(LITTLE, 4), (math.inf, 6)])
 def test_servers_with_room_get_more_slots_where_more_room_is_asked_for(
     server: Profile, monkeypatch: pytest.MonkeyPatch, least: float, slots: int
 ) -> None:
     """A server that its slots limit at a quarter more of the load has enough room, unless there are GPUs to spare."""
-    monkeypatch.setattr(stored, "_run", lambda item, own, _seed: LEVELS.index(round(own.rate, 4)) - item.max_loras)
+    monkeypatch.setattr(stored, "_run", lambda item, own, _: Beyond(LEVELS.index(round(own.rate, 4)) - item.max_loras))
     monkeypatch.setattr(Hours, "holds", lambda _self, beyond: (beyond <= -1,) * 3)
     monkeypatch.setattr(stored, "limit_of", lambda _at, _help=None: Limit("slots", 1.0, "", ""))
     fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(6)]), Hours()
@@ -36,9 +42,9 @@ def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypat
     """Servers with equal parts of the same adapters get the same slots, and no hour is simulated again."""
     asked = list[tuple[int, float]]()
 
-    def run(item: Bin, fleet: Workload, _seed: int) -> int:
+    def run(item: Bin, fleet: Workload, _seed: int) -> Beyond:
         asked.append((item.max_loras, fleet.rate))
-        return LEVELS.index(round(fleet.rate, 4)) - item.max_loras
+        return Beyond(LEVELS.index(round(fleet.rate, 4)) - item.max_loras)
 
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, beyond: (beyond <= -1,) * 3)

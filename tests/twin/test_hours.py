@@ -124,6 +124,12 @@ def test_an_error_leaves_nothing_to_begin(
     assert len(begun) <= 2
 
 
+class At(list[int]):
+    """A run: its level, and the last one that keeps the limits."""
+
+    slo_used = 0.5
+
+
 @pytest.mark.parametrize("near", [None, *LEVELS[::3]])
 def test_marks_of_a_server_are_found_in_few_levels(
     make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, near: float | None
@@ -132,12 +138,12 @@ def test_marks_of_a_server_are_found_in_few_levels(
     or on the known side of another mark."""
     ends, asked = (4, 9, 12), list[float]()
 
-    def run(_item: Bin, fleet: Workload, _seed: int) -> int:
+    def run(_item: Bin, fleet: Workload, _seed: int) -> At:
         asked.append(fleet.rate)
-        return LEVELS.index(round(fleet.rate, 4))
+        return At([LEVELS.index(round(fleet.rate, 4))])
 
     monkeypatch.setattr(stored, "_run", run)
-    monkeypatch.setattr(Hours, "holds", lambda _self, level: tuple(level <= end for end in ends))
+    monkeypatch.setattr(Hours, "holds", lambda _self, at: tuple(at[0] <= end for end in ends))
     profile = make_profile()
     growth = Hours().growth(Bin((0,), profile.settings(1, 8), profile), Workload([Adapter("a", 8, 1.0)]))
     found = [growth.reach(mark, near) for mark in range(3)]
@@ -164,9 +170,9 @@ def test_room_is_what_the_worst_of_further_hours_leaves(
     worst = {of_first(place): end for place, end in ((1, 6), (2, 3), (3, 5))}
     asked = list[int]()
 
-    def run(_item: Bin, fleet: Workload, seed: int) -> tuple[int, int]:
+    def run(_item: Bin, fleet: Workload, seed: int) -> At:
         asked.append(seed)
-        return LEVELS.index(round(fleet.rate, 4)), worst.get(seed, 7)
+        return At([LEVELS.index(round(fleet.rate, 4)), worst.get(seed, 7)])
 
     monkeypatch.setattr(stored, "_run", run)
     monkeypatch.setattr(Hours, "holds", lambda _self, at: (at[0] <= at[1], at[0] <= 9, at[0] <= 12))
@@ -189,12 +195,12 @@ def test_equal_servers_are_searched_once(make_profile: Callable[..., Profile], m
     """Servers that each get an equal part of the same adapters have one room, and no level is simulated again."""
     asked = list[tuple[float, int]]()
 
-    def run(_item: Bin, fleet: Workload, seed: int) -> int:
+    def run(_item: Bin, fleet: Workload, seed: int) -> At:
         asked.append((fleet.rate, seed))
-        return LEVELS.index(round(4 * fleet.rate, 4))
+        return At([LEVELS.index(round(4 * fleet.rate, 4))])
 
     monkeypatch.setattr(stored, "_run", run)
-    monkeypatch.setattr(Hours, "holds", lambda _self, level: (level <= 7, level <= 9, level <= 12))
+    monkeypatch.setattr(Hours, "holds", lambda _self, at: (at[0] <= 7, at[0] <= 9, at[0] <= 12))
     monkeypatch.setattr(Hours, "by_chance", lambda *_: True)
     monkeypatch.setattr(stored, "limit_of", lambda _at, _help=None: Limit("slots", 1.0, "", ""))
     profile, fleet, hours = make_profile(), Workload([Adapter("a", 8, 1.0)]), Hours()
@@ -233,9 +239,12 @@ def test_more_slots_are_advised_if_they_keep_the_limits(
     make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, kept: int, worse: int, advice: str
 ) -> None:
     """The server breaks its limits above level 4 in the second fresh hour. More slots are advised if with them this
-    hour keeps the limits at the next level, and most of three hours use no more of the limits: one may by chance."""
+    hour keeps the limits at the next level, and most of three hours use no more of the limits: one may by chance. No
+    hour is simulated twice."""
+    asked = list[tuple[int, float, int]]()
 
     def run(item: Bin, fleet: Workload, seed: int) -> SimpleNamespace:
+        asked.append((item.max_loras, fleet.rate, seed))
         most = 9 if seed != of_first(2) else 4 if item.max_loras == 1 else kept
         used = 0.6 if item.max_loras == 2 and seed in [of_first(k + 1) for k in range(worse)] else 0.5
         return SimpleNamespace(seed=seed, kept=LEVELS.index(round(fleet.rate, 4)) <= most, slo_used=used)
@@ -252,3 +261,4 @@ def test_more_slots_are_advised_if_they_keep_the_limits(
     item, hours = Bin((0, 1), profile.settings(1, 8), profile), Hours()
     (found,) = hours.checked(hours.rooms([item], fleet), [item], fleet)
     assert (found.slo, found.advice) == (LEVELS[4], advice)
+    assert len(asked) == len(set(asked))
