@@ -157,14 +157,15 @@ def test_a_cheaper_mix_of_kinds_says_nothing_about_a_number_of_gpus(server: Prof
 
 
 def test_a_goal_that_no_server_keeps_is_no_reason_for_queues(server: Profile) -> None:
-    """Where all adapters break an ITL limit on any number of GPUs, the plan has so many that no queue grows."""
+    """Where all adapters break an ITL limit on any number of GPUs, the plan has so many that no queue grows, and that
+    ten times the limit is kept."""
     fleet = Workload([Adapter(f"a{i}", 8, 1.0) for i in range(60)])
     plan = packer.recommend(fleet, server, slo="mean_itl_ms=5")
     assert plan.decision.splitlines()[2].endswith("No number of GPUs keeps it.")
     assert plan.adapters is not None
-    assert np.isfinite(plan.adapters.slo_used).all()
-    assert plan.n_gpus > 1
-    assert not np.isfinite(plan.frontier[0]["p95_ttft_ms"]) or plan.frontier[0]["p95_ttft_ms"] > 2000.0
+    assert plan.adapters.slo_used.max() <= 10.0
+    assert plan.frontier[0]["n_gpus"] == plan.n_gpus - 1
+    assert plan.frontier[0]["mean_itl_ms"] > 50.0
 
 
 def test_late_requests_are_no_adapters_beyond_limits_of_their_own() -> None:
