@@ -28,7 +28,10 @@ def command() -> None:
     all modules apart."""
     code = [1]
     atexit.register(lambda: os._exit(flush(code[0])))  # called last, since it is registered first
-    code[0] = _main()
+    try:
+        code[0] = _main()
+    except SystemExit as end:  # click has printed completions
+        code[0] = int(end.code or 0)
     sys.exit(code[0])
 
 

@@ -23,8 +23,8 @@ from packer.workload import Workload
 class _Whole(Frontier):
     """The plans of a fleet of which a plan without split adapters keeps the goal: none is simulated alone."""
 
-    def _split(self) -> None:
-        pass
+    def split(self) -> None:
+        """Split none."""
 
 
 @dataclass(eq=False)
