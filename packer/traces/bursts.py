@@ -109,6 +109,8 @@ def _factors(
 ) -> tuple[Bursts | None, Bursts | None]:
     """The common and the own factor within windows; with `fast` factors, the slower factors that explain the rest.
     Several windows start at multiples of their length, as in `packer.traces.pattern.rates_of`."""
+    if not trace.span_s:
+        return None, None
     time_s, adapter = trace.time_s - trace.time_s[0], trace.owner
     skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
     whole = np.flatnonzero(time_s >= skipped_s)

@@ -123,7 +123,7 @@ def flattened(trace: Trace, window_s: float) -> Trace:
     for begin_s, end_s in windows:
         edges = np.linspace(begin_s, end_s, CELLS + 1) - trace.start_s
         counts = np.diff(np.searchsorted(trace.time_s, edges)).astype(np.float64)
-        per_s.append(float(counts.sum()) / (end_s - begin_s))
+        per_s.append(float(counts.sum()) / (end_s - begin_s or 1.0))  # the last request may begin a window
         found.append((edges, tuple(each * per_s[-1] for each in _steps(counts, counts.sum()))))
     stepped = len(factors) == CELLS
     most = max(found[busiest][1], default=0.0) if stepped else per_s[busiest] * max(factors, default=1.0)

@@ -358,3 +358,17 @@ def test_an_hour_in_which_the_load_steps_up_to_that_of_the_busiest_one_is_no_bur
     ones = np.full(len(times), 100, dtype=np.int64)
     seen = Trace(times - times[0], ones, ones, 0 * ones, ("a",), (8,), start_s=20_000 * 86_400.0 + times[0])
     assert measure_arrivals(seen, 3600.0).kind == "poisson"
+
+
+@pytest.mark.parametrize("times", [[0.0, 4000.0], [0.0, 7200.0, 14_400.0], [0.0, 1.0, 2.0, 3.0, 3900.0]])
+@pytest.mark.parametrize("window_s", [60.0, 1800.0, 3600.0])
+def test_logs_of_few_requests_have_bursts(
+    times: list[float], window_s: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    """No error or warning, also where the busiest window has one request, or the last request begins a window."""
+    ones = np.full(len(times), 100, dtype=np.int64)
+    for begin_s in (0.0, 1200.0):
+        start_s = 20_000 * 86_400.0 + begin_s
+        seen = Trace(np.array(times), ones, ones, 0 * ones, ("a",), (8,), start_s=start_s)
+        measure_arrivals(seen, window_s)
+    assert not recwarn.list
