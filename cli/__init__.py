@@ -30,8 +30,9 @@ def command() -> None:
     atexit.register(lambda: os._exit(flush(code[0])))  # called last, since it is registered first
     try:
         code[0] = _main()
-    except SystemExit as end:  # click has printed completions
-        code[0] = int(end.code or 0)
+    except SystemExit as end:  # click has printed completions, or a plug-in ends the program
+        code[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise  # Python prints a code that is text
     sys.exit(code[0])
 
 

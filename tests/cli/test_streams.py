@@ -67,15 +67,20 @@ def test_what_libraries_write_is_no_output(tmp_path: Path) -> None:
     assert json.loads(done.stdout)
 
 
-def test_what_libraries_do_at_the_end_of_a_process_is_done(tmp_path: Path) -> None:
-    """The process ends early, with the exit code of the command, but not before functions of `atexit` have run."""
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [("3", 3, ""), ("sys.exit()", 0, ""), ("sys.exit(5)", 5, ""), ("sys.exit('no')", 1, "no\n")],
+)
+def test_what_libraries_do_at_the_end_of_a_process_is_done(tmp_path: Path, end: str, code: int, said: str) -> None:
+    """The process ends early, with the exit code of the command or of a plug-in that ends it, but not before functions
+    of `atexit` have run."""
     program = (
-        "import atexit, packer.cli as cli\n"
-        "cli.run = lambda *given, **options: atexit.register(print, 'cleared') and 3\n"
+        "import atexit, sys, packer.cli as cli\n"
+        f"cli.run = lambda *given, **options: atexit.register(print, 'cleared') and {end}\n"
         "cli.command()"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (3, b"cleared\n", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"cleared\n", said.encode())
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
