@@ -20,7 +20,7 @@ from packer.moves import by_adapter
 from packer.objectives.headroom import with_rates
 from packer.operate.day import Schedule
 from packer.seeds import further
-from packer.times import HOUR_S
+from packer.times import HOUR_S, joined
 from packer.twin.arrivals import draw_requests
 from packer.twin.cluster.simulate import simulate_cluster
 from packer.twin.run import Run
@@ -39,18 +39,6 @@ class Window:
     cluster: Cluster
     router: str = "plan"
     numbers: tuple[int, ...] = ()
-
-    @property
-    def gpus_of(self) -> dict[int, int]:
-        """GPUs of each server by its number."""
-        kinds = {kind.name: kind.profile.engine.gpus for kind in self.cluster.kinds}
-        names = self.cluster.servers
-        return dict(zip(self.numbers or range(len(names)), map(kinds.__getitem__, names), strict=True))
-
-    @property
-    def gpus(self) -> int:
-        """GPUs in use."""
-        return sum(self.gpus_of.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,22 +159,24 @@ def replay(
     )  # fmt: skip
     if run.status != "ok":
         raise ValidationError(f"Expected servers that start, got: {run.status_reason}.")
-    held = [window.gpus_of for window in windows]
-    # A day repeats: the first window follows the last one.
-    pairs = [(held[t - 1], now) for t, now in enumerate(held)]
-    starts = sum(gpus for before, now in pairs for number, gpus in now.items() if number not in before)
-    gpu_s = _gpu_s(run, windows) + starts * startup_s
-    return Day(run, gpu_s / HOUR_S, starts, moves)
+    return Day(run, *_gpu_hours(run, windows, startup_s), moves)
 
 
-def _gpu_s(run: Run, windows: Sequence[Window]) -> float:
-    """GPU-seconds of a day that repeats, without start-up: servers of the first window go on at the end of the day."""
+def _gpu_hours(run: Run, windows: Sequence[Window], startup_s: float) -> tuple[float, int]:
+    """GPU-hours of a day that repeats, and GPUs that start in it. Servers of the first window go on at the end of the
+    day, and one that stops for no longer than it takes to start goes on, as in a schedule."""
     assert run.cluster is not None
-    length_s, found, raw = windows[-1].end_s - windows[0].start_s, 0.0, run.raw
+    length_s, raw, serving = windows[-1].end_s - windows[0].start_s, run.raw, dict[int, list[tuple[float, float]]]()
     for s, start_s, end_s in run.spans or [(s, 0.0, run.duration_s) for s in range(len(run.cluster))]:
         if end_s >= run.duration_s:
             own = raw.finish_s[raw.finished & (run.server_of_requests == s)]
             goes_on = s < len(windows[0].cluster)
             end_s = length_s if goes_on else max(length_s, float(own.max(initial=0.0)))
-        found += run.cluster.kind(s).profile.engine.gpus * (end_s - start_s)
-    return found
+        serving.setdefault(s, []).append((start_s, end_s))
+    gpu_s, starts = 0.0, 0
+    for s, spans in serving.items():
+        gpus, found = run.cluster.kind(s).profile.engine.gpus, joined(spans, startup_s, length_s)
+        started = 0 if found == [(0.0, length_s)] else gpus * len(found)
+        gpu_s += gpus * sum(end_s - start_s + length_s * (end_s < start_s) for start_s, end_s in found)
+        gpu_s, starts = gpu_s + started * startup_s, starts + started
+    return gpu_s / HOUR_S, starts

@@ -60,26 +60,43 @@ def test_a_change_of_servers_loses_no_request(small_day: tuple[Workload, Request
         fleet,
         trace,
         [Window(0.0, 290.0, server, "round-robin"), Window(290.0, 600.0, server.resized(2), "round-robin")],
-        startup_s=360.0,
+        startup_s=200.0,
     )
     replaced = replay(
         fleet,
         trace,
         [Window(0.0, 290.0, server, "round-robin"), Window(290.0, 600.0, server, "round-robin", (1,))],
-        startup_s=360.0,
+        startup_s=200.0,
     )
     assert np.isfinite(whole.ttft_ms).all()
     assert np.isfinite(cut.ttft_ms).all()
     early = trace.time_s < 280.0
     assert np.array_equal(cut.ttft_ms[early], whole.ttft_ms[early])
     assert whole.gpu_hours == pytest.approx(600.0 / 3600.0)
-    serving_s = 290.0 + 2 * 310.0 + 360.0
+    serving_s = 290.0 + 2 * 310.0 + 200.0
     longest_s = 60.0  # a server that is stopped ends what runs there
     assert serving_s < cut.gpu_hours * 3600.0 < serving_s + longest_s
     assert (cut.starts, whole.starts, replaced.starts) == (1, 0, 2)
-    assert 600.0 + 720.0 < replaced.gpu_hours * 3600.0 < 600.0 + 720.0 + 2 * longest_s
+    assert 600.0 + 400.0 < replaced.gpu_hours * 3600.0 < 600.0 + 400.0 + 2 * longest_s
     with pytest.raises(ValidationError, match="without gaps"):
         replay(fleet, trace, [Window(0.0, 10.0, server), Window(20.0, 600.0, server)])
+
+
+@pytest.mark.parametrize(("startup_s", "on_s", "starts"), [(20.0, 2 * 20.0 + 310.0, 2), (110.0, 110.0 + 410.0, 1)])
+def test_a_server_that_stops_for_less_than_a_start_goes_on(
+    small_day: tuple[Workload, RequestTrace, Cluster], startup_s: float, on_s: float, starts: int
+) -> None:
+    """It can't start before it stopped: its GPU is in use all the time, as a schedule says."""
+    fleet, trace, server = small_day
+    edges, numbers = [0.0, 100.0, 300.0, 400.0, 510.0, 600.0], [(0,), (0, 1), (0,), (0, 1), (0,)]
+    windows = [
+        Window(one, two, server.resized(len(own)), "round-robin", own)
+        for (one, two), own in zip(pairwise(edges), numbers, strict=True)
+    ]
+    found = replay(fleet, trace, windows, startup_s=startup_s)
+    ending_s = 3600.0 * found.gpu_hours - 600.0 - on_s  # a server that is stopped ends what runs there
+    assert found.starts == starts
+    assert 0.0 < ending_s < 60.0
 
 
 def test_servers_that_go_on_keep_what_they_have(small_day: tuple[Workload, RequestTrace, Cluster]) -> None:
@@ -115,13 +132,16 @@ def test_the_last_server_of_a_day_counts_until_all_its_requests_end() -> None:
     """Also those that have no token when the day ends: no other server takes them."""
     n = 3000
     trace = RequestTrace(
-        95.0 + 5e-4 * np.arange(n), np.zeros(n, dtype=np.int64), np.full(n, 500), np.full(n, 200), end_s=200.0
+        145.0 + 5e-4 * np.arange(n), np.zeros(n, dtype=np.int64), np.full(n, 500), np.full(n, 200), end_s=250.0
     )
     cluster = Cluster((ServerKind("s", PROFILE, max_loras=4),), ("s",))
-    windows = [Window(50.0 * t, 50.0 * (t + 1), cluster, "round-robin", (t,)) for t in range(2)]
+    windows = [
+        Window(begin_s, end_s, cluster, "round-robin", (t,))
+        for t, begin_s, end_s in ((0, 0.0, 100.0), (1, 100.0, 150.0))
+    ]
     found = replay(Workload([Adapter("a0", 8, 1.0)]), trace, windows)
     last_s = found.run.raw.finish_s.max()
-    assert last_s > 150.0
+    assert last_s > 200.0
     assert 3600.0 * found.gpu_hours == pytest.approx(last_s)
 
 
