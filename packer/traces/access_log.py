@@ -368,23 +368,24 @@ def seconds_of(cell: object, unit_s: float = 1.0) -> float:
             return number * unit_of(number, unit_s)
     if len(text) <= len("2026-02-01"):  # a day without a time of day
         return math.nan
+    if (found := _SLASHES.fullmatch(text)) and not doubt_of(text):
+        first, second, year, clock = found.groups()
+        month, day = sorted((int(first), int(second)))
+        text = f"{year}-{month:02d}-{day:02d} {'0' * (clock[1] == ':')}{clock}"
     for form in (None, *_TIME_FORMATS):
         try:
             stamp = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
             return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             pass
-    if (found := _SLASHES.fullmatch(text)) and not doubt_of(text):
-        first, second, year, clock = found.groups()
-        month, day = sorted((int(first), int(second)))
-        return seconds_of(f"{day}.{month}.{year} {clock}")
     return math.nan
 
 
 def doubt_of(cell: object) -> str:
     """What is in doubt about a time, to be said behind it; "" if nothing is known."""
-    text = str(cell).strip()
-    found = _SLASHES.fullmatch(text)
-    if found and found[1] != found[2] and max(int(found[1]), int(found[2])) <= 12:
-        return f": which is the month? {found[3]}-{int(found[1]):02d}-{int(found[2]):02d} says it"
+    text = str(cell).strip().removesuffix(" UTC")
+    if found := _SLASHES.fullmatch(text):
+        year, one, other = found[3], int(found[1]), int(found[2])
+        either = f"{year}-{one:02d}-{other:02d} or {year}-{other:02d}-{one:02d}"
+        return f": is the month {one} or {other}? Write {either}" if one != other and max(one, other) <= 12 else ""
     return ": write it with a decimal point" if re.fullmatch(r"\d+,\d+", text, re.ASCII) else ""

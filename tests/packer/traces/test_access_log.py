@@ -258,7 +258,9 @@ def test_a_time_of_day_is_joined_to_its_date(tmp_path: Path) -> None:
     (tmp_path / "iso").write_text(text.read_text().replace("-01,", "-01T00:00:00,").replace("-02,", "-02T00:00:00.0Z,"))
     assert read_trace(tmp_path / "iso").span_s == 0.5
     text.write_text(text.read_text().replace("2026-02-01", "1/2/2026"))
-    with pytest.raises(FileFormatError, match=r"got '23:59:59.5' on '1/2/2026': which is the month\? 2026-01-02"):
+    with pytest.raises(
+        FileFormatError, match=r"got '23:59:59.5' on '1/2/2026': is the month 1 or 2\? Write 2026-01-02 or 2026-02-01"
+    ):
         read_trace(text)
 
 

@@ -123,16 +123,18 @@ LAYOUTS = ("time,model,input_tokens,output_tokens", "timestamp,adapter,input_tok
 @pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M:%S", "%m/%d/%Y, %H:%M:%S", "%d/%m/%Y %H:%M", "%d.%m.%Y %H:%M:%S"])
 def test_dates_that_can_be_meant_in_one_way_are_read(tmp_path: Path, header: str, form: str) -> None:
     """A number above twelve is a day, before or behind the month; with points the day is first."""
-    moment = datetime(2026, 12, 31, 10, 7, tzinfo=UTC)
-    path = write(tmp_path / "x.csv", [header, f'"{moment.strftime(form)}",a,9,3'])
-    assert read_trace(path).start_s == moment.timestamp()
+    for day, hour in ((31, 10), (31, 9), (12, 9)):
+        moment = datetime(2026, 12, day, hour, 7, tzinfo=UTC)
+        for cell in {moment.strftime(form), moment.strftime(form).replace(" 09:", " 9:")}:
+            path = write(tmp_path / "x.csv", [header, f'"{cell}",a,9,3'])
+            assert read_trace(path).start_s == moment.timestamp()
 
 
 @pytest.mark.parametrize("header", LAYOUTS)
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("05/12/2026 10:00:00", "which is the month\\? 2026-05-12 says it"),
+        ("05/12/2026 10:00:00", "is the month 5 or 12\\? Write 2026-05-12 or 2026-12-05"),
         ("1798671600,250", "write it with a decimal point"),
     ],
 )
