@@ -47,8 +47,8 @@ UNEVEN = 4.0
 fleets at 5.2, two plans that used 0.3 of their limits broke in a quarter of other hours; logs of chats have 2."""
 DRAWN = 4
 """Hours that are drawn for a server if arrivals vary; the busiest is simulated to tell what a plan risks. Of the hours
-that break a plan, rare as they are, most are the busiest, so that 12 server-hours find about as many as 48. They refuse
-no plan: that would take a GPU or two more for hours of which one in a hundred breaks."""
+that break a plan, rare as they are, most are the busiest, so that 12 server-hours find about as many as 48. A plan is
+made again only if most break a server: else it would take a GPU or two more for hours of which one in 100 breaks."""
 NEARLY = 0.95  # Share of its limits from which on a server may break them in another hour of the same load.
 TIGHTEST = 4  # Number of servers near their limits that are simulated in `HOURS` fresh hours.
 FURTHER = 100  # First number of the hours that tell whether a plan breaks its limits by chance.

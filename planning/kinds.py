@@ -163,6 +163,10 @@ class Mix(Deployment):
             return None
         return self._tried(bins) or next(self._left, None)
 
+    def hardened(self, plan: Plan) -> Plan:
+        """The plan: its busy hours are not simulated."""
+        return plan
+
     def repair(self, plan: Plan, number: int) -> Plan | None:
         """First mixes within the goal; then mixes for throughput with larger margins (`MIXED`)."""
         return next(self._left, None)

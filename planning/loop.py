@@ -12,6 +12,7 @@
 `widens`: servers whose rates may grow by less than this factor get more slots if that helps.
 `changed`: return the plan with other servers; None if it breaks its limits with them.
 `prove`: return the plan with a lower bound. `look_around`: compute what else its explanation needs, mostly other plans.
+`hardened`: return the plan, or another in its place if busy hours break it too often.
 `at_rates`: return the plan of the same task at other rates; None if there is none.
 `explain`: return the plan with its status, its reasons and its explanation.
 """
@@ -40,9 +41,10 @@ if TYPE_CHECKING:
 LITTLE = 1.25  # A server that its slots limit gets more of them if its rates may grow by less than this factor.
 
 
-def judged(task: Task) -> Plan | None:
-    """The plan that fresh hours confirm, or the last one that they broke; None if no plan was found."""
-    plan = task.propose()
+def judged(task: Task, broken: Plan | None = None) -> Plan | None:
+    """The plan that fresh hours confirm, or the last one that they broke; None if no plan was found. `broken`: a plan
+    that is repaired first."""
+    plan = task.propose() if broken is None else task.repair(broken, 0)
     for number in range(task.rounds):
         if plan is None or plan.verified is not None or task.over():
             break
@@ -62,7 +64,15 @@ def planned(task: Task) -> Plan:
 
 
 def completed(task: Task, plan: Plan) -> Plan:
-    """The plan with its bound, its room to grow and its explanation."""
+    """The plan, or another that is harder to break, with its bound, its room to grow and its explanation."""
+    plan = _with_room(task, plan)
+    if (other := task.hardened(plan)) is not plan:
+        plan = _with_room(task, other)
+    return task.explain(with_band(plan, task.at_rates) if task.banded and not task.over() else plan)
+
+
+def _with_room(task: Task, plan: Plan) -> Plan:
+    """The plan with its bound and its room to grow."""
     with ThreadPoolExecutor(2) as pool:
         proof = pool.submit(task.prove, plan)
         grown = pool.submit(_grown, task, plan, proof)
@@ -70,8 +80,7 @@ def completed(task: Task, plan: Plan) -> Plan:
         (rooms, bins, more), proven = grown.result(), proof.result()
     plan = replace(proven, rooms=rooms)
     other = None if bins == plan.bins else task.changed(plan, bins)
-    plan = plan if other is None else replace(other, rooms=more)
-    return task.explain(with_band(plan, task.at_rates) if task.banded and not task.over() else plan)
+    return plan if other is None else replace(other, rooms=more)
 
 
 def _grown(task: Task, plan: Plan, proof: Future[Plan]) -> tuple[Rooms, Sequence[Bin], Rooms]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from packer.bin import Bin
 from packer.plan import Plan
 from packer.planning.chance import more_than_chance
 from packer.planning.kept import Hour, KeptHours
+from packer.room import LEVELS
 from packer.twin.hours import FRESH_HOURS
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ MOST_HOURS, MOST_BROKEN = 40, 3
 these that may: two, and one standard error."""
 SELDOM, CLEAR = 0.05, 0.01
 """The share of hours that may break a plan's limits; more do if chance breaks so many with a smaller probability."""
+OFTEN = 3
+"""Number of busy hours (`KeptHours.busy`) from which on a server breaks its limits too often, if most of them do. Of 75
+servers of 24 fleets whose rates vary, one did, and broke 5 of 40 hours; the others broke at most 3."""
 
 
 def is_rare(found: Sequence[float], adapters: int) -> bool:
@@ -94,3 +99,46 @@ def broken_last(task: Deployment, plan: Plan) -> Plan:
             task.first = more
             return replace(other, verified=True)
     return replace(plan, verified=False)
+
+
+def by_chance(task: Deployment, low: int, found: int | None) -> Plan | None:
+    """A plan on fewer servers than `found` that breaks kept hours, but fresh ones by chance alone; else None."""
+    job, kept = task.job, task.job.kept
+    fewer = [each for each in job.points if low <= each.n_gpus < (found or math.inf)]
+    tried = [each.plan.bins for each in fewer if each.broken_later and each.plan.bins not in kept.refused]
+
+    def holds(k: int) -> bool:
+        # Hours that broke the last plan come first; without each adapter, no hour may break by chance.
+        hours = [] if kept.all_count else sorted(kept.tried(tried[k], job.sets), key=lambda h: h not in job.broken)
+        held = all(kept.holds_in(tried[k], hour) for hour in (kept.given, *hours))
+        return held and not kept.broken_later(tried[k], job.sets)
+
+    # More GPUs hardly break the goal if fewer keep it: bisection finds the fewest in few simulations.
+    first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
+    if first == len(tried) or job.over():
+        return None
+    # An hour that is kept has the draws of the worst server of another plan for all servers.
+    kept.drop([hour for hour in kept.added if not kept.holds_in(tried[first], hour)])
+    job.sets += 1
+    return replace(task.put(tried[first]), verified=True)
+
+
+def busy_hours(kept: KeptHours, plan: Plan) -> tuple[list[Bin], list[Hour]]:
+    """Servers of a plan whose rates may grow by no more than a step of `LEVELS`, and their busy hours, simulated whole,
+    if the plan's arrivals vary. Servers with more room seldom break their limits."""
+    hours = [] if kept.simulated.stop() else kept.busy(plan.bins)
+    rooms = plan.rooms if kept.all_count else ()
+    wide = {item for item, room in zip(plan.bins, rooms, strict=bool(rooms)) if (room.headroom or 0.0) > LEVELS[1]}
+    near = [item for item in plan.bins if item not in wide] if hours else []
+    kept.simulated.each([kept.job(item, hour) for hour in hours for item in near])  # all at once
+    return near, hours
+
+
+def often_broken(kept: KeptHours, plan: Plan) -> list[Hour]:
+    """The busy hours that break a server of the plan, if these are `OFTEN` or more, and most of them; else none."""
+    near, hours = busy_hours(kept, plan) if kept.all_count and not kept.by_luck(plan.bins)[1] else ([], [])
+    for item in near:
+        broken = kept.broken_in([item], hours)
+        if len(broken) >= OFTEN and 2 * len(broken) > len(hours):
+            return broken
+    return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +25,7 @@ from packer.planning.fullest import by_full_servers
 from packer.planning.loop import LITTLE, judged, planned
 from packer.planning.overload import Overload
 from packer.planning.prove import bounded, told
-from packer.planning.rarely import broken_last
+from packer.planning.rarely import broken_last, by_chance, often_broken
 from packer.planning.shortfall import busy_words
 from packer.predictors.twin import TwinPredictor
 from packer.progress import Progress, silent
@@ -225,7 +224,7 @@ class Deployment:
             if not last and (lower := job.lower(self.first, max(self.fewest, self.least or 1))) < self.first:
                 return self._plan(lower) or plan
         elif last and self.verified:
-            return replace(self._put(self.verified), verified=True)
+            return replace(self.put(self.verified), verified=True)
         if last and job.broken:
             return broken_last(self, plan)
         return replace(plan, verified=not job.broken)
@@ -238,11 +237,9 @@ class Deployment:
         job.keep(job.kept.worst(plan.bins, job.broken))
         self.least = low
         if (mended := job.mended([plan.bins], job.broken)) is not None:
-            return self._put(mended)
+            return self.put(mended)
         found = None if job.hopeless else job.first(low, job.most(self.max_gpus))
-        if (chosen := self._by_chance(low, found) or self._plan(found)) is None:
-            return self._without_log(plan)
-        return chosen
+        return by_chance(self, low, found) or self._plan(found) or self._without_log(plan)
 
     def _without_log(self, plan: Plan) -> Plan | None:
         """The plan whose goal only the replayed hour of the log breaks, as it does on any number of GPUs; else None."""
@@ -251,28 +248,21 @@ class Deployment:
             return None
         job.kept.drop(logged)
         job.kept.others = ()
-        return self._put(plan.bins)
+        return self.put(plan.bins)
 
-    def _by_chance(self, low: int, found: int | None) -> Plan | None:
-        """A plan on fewer servers than `found` that breaks kept hours, but fresh ones by chance alone; else None."""
-        job, kept = self.job, self.job.kept
-        fewer = [each for each in job.points if low <= each.n_gpus < (found or math.inf)]
-        tried = [each.plan.bins for each in fewer if each.broken_later and each.plan.bins not in kept.refused]
-
-        def holds(k: int) -> bool:
-            # Hours that broke the last plan come first; without each adapter, no hour may break by chance.
-            hours = [] if kept.all_count else sorted(kept.tried(tried[k], job.sets), key=lambda h: h not in job.broken)
-            held = all(kept.holds_in(tried[k], hour) for hour in (kept.given, *hours))
-            return held and not kept.broken_later(tried[k], job.sets)
-
-        # More GPUs hardly break the goal if fewer keep it: bisection finds the fewest in few simulations.
-        first = bisect_left(range(len(tried)), True, key=lambda k: not job.over() and holds(k))
-        if first == len(tried) or job.over():
-            return None
-        # An hour that is kept has the draws of the worst server of another plan for all servers.
-        kept.drop([hour for hour in kept.added if not kept.holds_in(tried[first], hour)])
-        job.sets += 1
-        return replace(self._put(tried[first]), verified=True)
+    def hardened(self, plan: Plan) -> Plan:
+        """The plan, or one that fresh hours confirm, too, on more GPUs or as many, if busy hours break it too often."""
+        job, first, hours = self.job, self.first, self.job.kept.hours
+        broken = often_broken(job.kept, plan) if plan.verified and self.rounds and not self.over() else []
+        if not broken:
+            return plan
+        self.verified, job.broken = (), broken
+        job.kept.refused.add(tuple(plan.bins))
+        if (other := self.near(judged(self, plan))) is not None and other.verified:
+            return other
+        self.first, job.kept.hours = first, hours
+        self.put(plan.bins)
+        return plan
 
     def look_around(self, plan: Plan | None = None) -> None:
         """Make points with more GPUs until one more GPU gains little, or their servers add up to `beyond`. The next
@@ -305,7 +295,7 @@ class Deployment:
             ]
             if made != bins and plan.verified is not False and self._lasts(made):
                 return self._close(made, plan.verified)
-        return replace(self._put(bins), verified=plan.verified)
+        return replace(self.put(bins), verified=plan.verified)
 
     def _lasts(self, bins: Sequence[Bin]) -> bool:
         """Whether the servers keep the goal in all kept hours and, if plans are verified, in the last fresh ones."""
@@ -315,9 +305,10 @@ class Deployment:
     def _close(self, bins: Sequence[Bin], verified: bool | None) -> Plan:
         """The plan with these servers, whose settings are not changed any more."""
         self.widens = 0.0
-        return replace(self._put(bins), verified=verified)
+        return replace(self.put(bins), verified=verified)
 
-    def _put(self, bins: Sequence[Bin]) -> Plan:
+    def put(self, bins: Sequence[Bin]) -> Plan:
+        """The plan with these servers, which becomes that of as many GPUs."""
         self.first = len(bins)
         return self.job.put(bins).plan
 

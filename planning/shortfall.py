@@ -14,9 +14,9 @@ from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.frontier import FrontierPoint
 from packer.planning.kept import DRAWN, NEARLY, Hour, KeptHours
+from packer.planning.rarely import busy_hours
 from packer.predictors.features import length_pairs
 from packer.profile import ONE_TOKENIZER, Profile
-from packer.room import LEVELS
 from packer.twin.engine_rules import rules_of
 from packer.twin.limits import BEFORE_TRAFFIC, starting
 from packer.twin.memory.policy import least_kv_tokens
@@ -93,11 +93,7 @@ def busy_words(kept: KeptHours, plan: Plan, most: float = math.inf) -> tuple[str
     """A sentence if busy hours break the goal on servers that keep it in fresh hours: how many of those drawn, and for
     how many adapters; and that a server more, if there is one of `most` GPUs, has more room. Servers whose rates may
     grow by more than a step of `LEVELS` seldom break it."""
-    hours = [] if kept.simulated.stop() else kept.busy(plan.bins)
-    rooms = plan.rooms if kept.all_count else ()
-    wide = {item for item, room in zip(plan.bins, rooms, strict=bool(rooms)) if (room.headroom or 0.0) > LEVELS[1]}
-    near = [item for item in plan.bins if item not in wide] if hours else []
-    kept.simulated.each([kept.job(item, hour) for hour in hours for item in near])  # whole hours, all at once
+    near, hours = busy_hours(kept, plan)
     broken = kept.broken_in(near, hours) if near else []
     if not broken:
         return ()

@@ -335,6 +335,10 @@ class SolverTask:
         few = not self.over() and 0 < len(plan.bins) <= MOST_GPUS
         return few and all(self.problem.evaluator.twin_of(item.profile) is not None for item in plan.bins)
 
+    def hardened(self, plan: Plan) -> Plan:
+        """The plan: its busy hours are not simulated."""
+        return plan
+
     def prove(self, plan: Plan) -> Plan:
         """The plan with a bound by the solver or by load, or with an estimate if one is wanted and quick to make."""
         quick = self.problem.evaluator.confirms and plan.n_gpus <= ESTIMATED_GPUS

@@ -12,6 +12,7 @@ import pytest
 
 from packer.adapter import Adapter
 from packer.bin import Bin
+from packer.planning import rarely
 from packer.planning.chance import (
     HOURS,
     ONE_IN,
@@ -188,7 +189,7 @@ def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: boo
 
     job.kept.broken_later = broken_later  # type: ignore[method-assign,assignment]
     job.kept.holds_in = lambda _bins, each: each != hour  # type: ignore[method-assign,assignment]
-    found = task._by_chance(1, 2)
+    found = rarely.by_chance(task, 1, 2)
     assert asked == [(bins, 0)]
     assert job.kept.added == ([] if chance else [hour])
     if chance:
@@ -197,7 +198,7 @@ def test_fewer_servers_that_chance_breaks_are_taken(server: Profile, chance: boo
         assert by_luck(job, found) == ("Chance breaks the limits in 1 of 1 hours: 1 of 6 adapter-hours.",)
     else:
         assert found is None
-    assert task._by_chance(2, 2) is None
+    assert rarely.by_chance(task, 2, 2) is None
 
 
 def test_one_hour_refuses_a_plan_for_a_share_of_the_adapters(server: Profile) -> None:
@@ -215,5 +216,5 @@ def test_one_hour_refuses_a_plan_for_a_share_of_the_adapters(server: Profile) ->
 
     job.kept.tried = lambda _bins, _number: hours  # type: ignore[method-assign,assignment]
     job.kept.holds_in = holds_in  # type: ignore[method-assign,assignment]
-    assert task._by_chance(1, 2) is None
+    assert rarely.by_chance(task, 1, 2) is None
     assert asked == [job.kept.given.seed, 2]

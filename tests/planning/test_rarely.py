@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import packer
 from packer.adapter import Adapter
+from packer.arrival import Arrivals
 from packer.bin import Bin
-from packer.planning import rarely
+from packer.planning import rarely, recommend
 from packer.planning.explain import by_luck
 from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.rarely import MOST_HOURS, holds_mostly, is_rare, looked_for_rare
+from packer.planning.rarely import MOST_HOURS, holds_mostly, is_rare, looked_for_rare, often_broken
 from packer.planning.recommend import ROUNDS, Deployment
 from packer.profile import Profile
+from packer.room import LEVELS, Room
 from packer.twin.hours import Hours
 from packer.workload import Workload
 
@@ -77,3 +82,38 @@ def test_the_last_round_ends_with_a_plan_that_an_evaluation_confirms(
     assert by_luck(job, found) == ()
     before = task.judge(replace(job.at(1).plan, verified=None), ROUNDS - 2)
     assert before.verified is False  # another plan is made for the hour
+
+
+@pytest.mark.parametrize(("broken", "often"), [(3, True), (2, False)])
+def test_a_server_that_most_busy_hours_break_is_broken_too_often(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, broken: int, often: bool
+) -> None:
+    """Of three busy hours or more, if arrivals vary; a server with room, or one that breaks by luck, is not asked."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(4)], arrivals=Arrivals("unpredictable"))
+    bins = tuple(Bin((k,), server.settings(1, 16), server) for k in range(4))
+    plan: Any = SimpleNamespace(bins=bins, rooms=[Room(LEVELS[2 - (k == 2)], 2.0, 2.0) for k in range(4)])
+    kept = KeptHours(fleet, fleet, 0, Hours())
+    monkeypatch.setattr(kept, "broken_in", lambda some, hours: hours[:broken] if some == [bins[2]] else 1 / 0)
+    assert often_broken(kept, plan) == (kept.busy(bins)[:3] if often else [])
+    kept.unlucky[bins] = [1.0], [kept.given]
+    assert often_broken(kept, plan) == []
+    plan.rooms = [Room(LEVELS[2], 2.0, 2.0)] * 4
+    assert often_broken(KeptHours(fleet, fleet, 0, Hours()), plan) == []
+
+
+@pytest.mark.usefixtures("whole_hours")
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_plan_that_busy_hours_break_too_often_is_made_again(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    """It takes the GPUs that also keep the goal in the worst of these hours; without more GPUs at hand it stays."""
+    fleet = Workload([Adapter(f"a{k}", 16, 0.4) for k in range(24)], arrivals=Arrivals("unpredictable"))
+    usual = packer.recommend(fleet, server, max_gpus=most)
+    assert usual.n_gpus == 1
+    busy = Hour(fleet.scaled(2.5), 0)
+    monkeypatch.setattr(recommend, "often_broken", lambda _kept, plan: [busy] * (plan.n_gpus == 1))
+    plan = packer.recommend(fleet, server, max_gpus=most)
+    assert plan.verified
+    assert len(plan.rooms) == plan.n_gpus
+    same = all(getattr(plan, each) == getattr(usual, each) for each in ("bins", "rooms", "decision", "lower_bound"))
+    assert plan.n_gpus > 1 if most is None else same
