@@ -18,7 +18,7 @@ from packer.arrival import Arrivals, Bursts
 from packer.gamma import gamma_covariances
 from packer.times import HOUR_S
 from packer.traces.burst_fit import MIN_CV, fitted, polynomials
-from packer.traces.pattern import busiest_requests, rates_of
+from packer.traces.pattern import WHOLE_FROM, busiest_requests, gap_of, rates_of
 from packer.traces.trace import Trace
 from packer.traces.trend import flattened
 
@@ -47,7 +47,7 @@ def measure_arrivals(trace: Trace, window_s: float | None = None) -> Arrivals:
     within_s = window_s or HOUR_S
     trace = flattened(trace, window_s) if window_s else trace
     # With `window_s`, one whole window is enough; the slow factor needs at least two.
-    several = trace.span_s - _before(trace, within_s) >= (within_s if window_s else 2.0 * within_s)
+    several = _shown(trace, within_s)[1] >= (within_s if window_s else 2.0 * within_s)
     if window_s and not several and trace.span_s > window_s:
         trace = busiest_requests(trace, rates_of(trace, window_s))
     common, own = _factors(trace, within_s if several else trace.span_s, TREND_DEGREE)
@@ -112,9 +112,9 @@ def _factors(
     if not trace.span_s:
         return None, None
     time_s, adapter = trace.time_s - trace.time_s[0], trace.owner
-    skipped_s = _before(trace, window_s) if trace.span_s > window_s else 0.0
+    skipped_s, span_s = _shown(trace, window_s) if trace.span_s > window_s else (0.0, trace.span_s)
     whole = np.flatnonzero(time_s >= skipped_s)
-    time_s, adapter, span_s = time_s[whole] - skipped_s, adapter[whole], trace.span_s - skipped_s
+    time_s, adapter = time_s[whole] - skipped_s, adapter[whole]
     inside = _in_traffic(time_s, window_s)
     time_s, adapter = time_s[inside], adapter[inside]
     if not _significant(time_s, span_s, window_s, degree):
@@ -166,9 +166,17 @@ def _in_traffic(time_s: FloatArray, window_s: float) -> IntArray:
     return np.flatnonzero(~np.isin(window, used[step])) if not step[:-1].all() else np.arange(len(time_s))
 
 
-def _before(trace: Trace, window_s: float) -> float:
-    """Time from the first request to the next multiple of the window length, s."""
-    return float(-(trace.start_s + trace.time_s[0]) % window_s)
+def _shown(trace: Trace, window_s: float) -> tuple[float, float]:
+    """Time from the first request to the start of a window, s, and the length of what the trace shows from there on. A
+    window at either end is whole if the trace lacks a few gaps between requests or a thousandth of it: a log from 10:00
+    to 12:00 has its first request later and its last one earlier. The time is below 0 then."""
+    near_s = min(max(window_s / 1000.0, 3.0 * gap_of(trace)), (1.0 - WHOLE_FROM) * window_s)
+    late_s = float((trace.start_s + trace.time_s[0]) % window_s)
+    skipped_s = -late_s if late_s <= near_s else window_s - late_s
+    length_s = trace.span_s - skipped_s
+    if -length_s % window_s <= near_s:
+        length_s = window_s * (round(length_s / window_s) + 1e-6)  # more, so that rounding takes no cell away
+    return skipped_s, length_s
 
 
 def _covariance(bursts: Bursts | None, lag_s: FloatArray) -> FloatArray:

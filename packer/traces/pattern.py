@@ -133,7 +133,7 @@ def rates_of(trace: Trace, window_s: float) -> RateTable:
     Raises `ValidationError`: the trace has no adapters or lasts 0 s, or there are too many windows.
     """
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
-    adapter, gap_s = trace.owner, _gap_s(trace)
+    adapter, gap_s = trace.owner, gap_of(trace)
     weights = (trace.input_tokens + trace.output_tokens).astype(np.float64)
     first = trace.start_s if trace.span_s <= window_s else _begin_s(trace, window_s, weights, gap_s)
     offset = trace.start_s - first
@@ -254,12 +254,12 @@ def spacing_s(names: Sequence[str]) -> float | None:
 def latest_rates(trace: Trace, window_s: float) -> FloatArray:
     """Rates in the last `window_s` seconds, or all of a shorter trace, (adapters,), req/s; raises `ValidationError`."""
     checks.real("the window (s)", window_s, low=0.0, open_low=True)
-    adapter, gap_s = trace.owner, _gap_s(trace)
+    adapter, gap_s = trace.owner, gap_of(trace)
     recent = adapter[trace.time_s > trace.time_s[-1] - window_s]
     return np.bincount(recent, minlength=len(trace.names)) / min(window_s, trace.span_s + gap_s)
 
 
-def _gap_s(trace: Trace) -> float:
+def gap_of(trace: Trace) -> float:
     """Mean time from one request to the next, s."""
     return trace.lasting_s / (len(trace) - 1)
 
