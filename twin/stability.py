@@ -26,6 +26,7 @@ UNDER_WAY = 0.05
 """Share of the tokens sent that may be those of requests that run at the end: half of what a server that does not
 starve may leave unserved."""
 MOSTLY_FREE = 1.0 / 3.0  # Largest mean share of the KV cache in use of a server that is surely not overloaded.
+PART = 0.5  # Largest share of a run for which requests last, of one that shows whether a server is overloaded.
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""
@@ -39,7 +40,7 @@ def served_share(sim: Run) -> float:
     whose end more than `UNDER_WAY` of the tokens are those of requests that had no time to end, as where requests are
     few or long, only requests count that could have been completed by its end, and those that were refused. Requests
     that last for much of an hour fill a server that begins empty for just as long, so that hours of a server that is
-    overloaded look alike: its KV cache must be `MOSTLY_FREE`.
+    overloaded look alike: its KV cache must be `MOSTLY_FREE`, and its requests last for at most `PART` of the run.
     """
     if sim.status != "ok":
         return 0.0
@@ -52,8 +53,10 @@ def served_share(sim: Run) -> float:
     share = min(sim.total_token_throughput * sim.duration_s / sim.sent_tokens, 1.0)  # but for rounding
     if share < 1.0 - UNDER_WAY and not sim.paced and sim.mean_kv_usage < MOSTLY_FREE:
         requests, finished, end_s = _served(sim)
-        early = ~finished & ~_due(requests, end_s, sim.mean_tpot_ms)
-        if float(_tokens(requests)[early].sum()) > UNDER_WAY * sim.sent_tokens:
+        tokens, needed_s = _tokens(requests), _needed_s(requests, sim.mean_tpot_ms)
+        early = ~finished & (requests.time_s + needed_s > end_s)
+        seen = float(tokens @ needed_s) <= PART * end_s * float(tokens.sum())
+        if seen and float(tokens[early].sum()) > UNDER_WAY * sim.sent_tokens:
             return served_of_due(sim)
     return share
 
@@ -77,11 +80,10 @@ def _tokens(requests: RequestTrace) -> IntArray:
     return requests.input_tokens + requests.output_tokens
 
 
-def _due(requests: RequestTrace, duration_s: float, mean_tpot_ms: float) -> BoolArray:
-    """Which requests had enough time for their output once they ran."""
+def _needed_s(requests: RequestTrace, mean_tpot_ms: float) -> FloatArray:
+    """The time that requests need for their output once they run, s."""
     ms_per_token = mean_tpot_ms if math.isfinite(mean_tpot_ms) else SLOW_TOKEN_MS
-    due: BoolArray = requests.time_s + (SETTLING_S + requests.output_tokens * ms_per_token * 1e-3) <= duration_s
-    return due
+    return SETTLING_S + requests.output_tokens.astype(np.float64) * (ms_per_token * 1e-3)
 
 
 def due_share(
@@ -96,7 +98,7 @@ def due_share(
     `requests`, `finished`: n requests, and bool (n,) whether each completed within `duration_s`. `mean_tpot_ms`: NaN if
     no request of the run has one. `refused_tokens`: due tokens of requests that are not among `requests`.
     """
-    tokens, due = _tokens(requests), _due(requests, duration_s, mean_tpot_ms)
+    tokens, due = _tokens(requests), requests.time_s + _needed_s(requests, mean_tpot_ms) <= duration_s
     total = float(tokens[due].sum()) + refused_tokens
     return float(tokens[due & finished].sum()) / total if total else 1.0
 

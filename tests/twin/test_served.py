@@ -63,6 +63,21 @@ def test_requests_under_way_at_the_end_of_an_hour_are_no_backlog(
     assert simulate(fleet.scaled(5.0 / fleet.rate), profile, max_loras=1).starved
 
 
+def test_an_hour_does_not_excuse_requests_that_last_longer(toy_profile: Profile) -> None:
+    """Where answers take more than an hour, none ends in it, and the KV cache only begins to fill: an hour says nothing
+    about a server that starves in ten hours. It was said to serve all of its load."""
+    profile = replace(
+        toy_profile, engine=replace(toy_profile.engine, max_model_len=100_000),
+        latency=replace(toy_profile.latency, coefficients={**toy_profile.latency.coefficients, "base_ms": 50.0}),
+    )  # fmt: skip
+    fleet = Workload([Adapter("a", 8, 6 / 3600.0)], Lengths.constant(10), Lengths.constant(90_000))
+    runs = [simulate(fleet, profile, max_loras=1, seed=seed) for seed in range(8)]
+    assert min(run.mean_kv_usage for run in runs) < 1.0 / 3.0
+    assert not any(run.completed for run in runs)
+    assert all(run.starved for run in runs)
+    assert simulate(fleet, profile, max_loras=1, duration_s=36_000.0).starved
+
+
 def test_an_hour_does_not_excuse_long_requests_on_a_server_that_fills() -> None:
     """72 requests of 20,000 tokens an hour fill the KV cache in some hours and queue for hours then, which an hour that
     begins empty hides: the plan has the two servers that keep the goal in every one of other hours."""
