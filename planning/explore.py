@@ -101,12 +101,14 @@ class Frontier(Clock, Conditions):
             self._plan(self.parts, "gpus")
         self.split()
 
-    def split(self) -> None:
-        """Split the adapters of `roomy`, and those that break their limits on GPUs of their own in a kept hour."""
+    def split(self, first: int = 0) -> None:
+        """Split the adapters of `roomy`, and those that break their limits on GPUs of their own in a kept hour. If that
+        changes parts, plans on more than `first` GPUs are made again."""
         self.progress("simulating the hottest adapters alone", 0, 0)
         parts = above_share(self.workload, self.roomy) | needed(self.kept, self.profile, self.max_replicas)
         if parts != self.parts.parts:
             self.parts = Replicas(self.workload, parts)
+            self._points = {n: point for n, point in self._points.items() if n <= first}
 
     @property
     def hopeless(self) -> bool:
@@ -252,12 +254,10 @@ class Frontier(Clock, Conditions):
     def keep(self, hour: Hour) -> None:
         """Require that plans keep a further hour; plans that kept the limits until then are made again if needed."""
         self.kept.add(hour)
-        before, first = self.parts.parts, min((n for n, p in self._points.items() if p.holds), default=0)
-        self.split()
-        anew = self.parts.parts != before
+        first = min((n for n, point in self._points.items() if point.holds), default=0)
+        self.split(first)
         for n, point in list(self._points.items()):
-            lost = point.holds and n > first and not anew and not self.kept.holds(point.plan.bins, self.spare)
-            if n == first or (n > first and anew) or lost:
+            if n == first or (n > first and point.holds and not self.kept.holds(point.plan.bins, self.spare)):
                 del self._points[n]
 
     def as_learned(self, parts: Replicas) -> Workload:

@@ -23,7 +23,7 @@ from packer.workload import Workload
 class _Whole(Frontier):
     """The plans of a fleet of which a plan without split adapters keeps the goal: none is simulated alone."""
 
-    def split(self) -> None:
+    def split(self, first: int = 0) -> None:
         """Split none."""
 
 

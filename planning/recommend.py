@@ -44,24 +44,13 @@ BEYOND_SERVERS = 5  # Plans with more GPUs than needed are made until their serv
 
 @public
 def recommend(
-    workload: Workload,
-    profile: Kinds,
-    *,
-    slo: GoalLike | None = None,
-    margin: float | None = None,
-    confidence: float | None = None,
-    max_gpus: int | None = None,
-    min_gpus: int | None = None,
-    max_replicas: int | None = None,
-    spare: int | None = None,
-    old_plan: Plan | None = None,
-    seed: int = 0,
-    verify: bool = True,
-    progress: Progress = silent,
-    stop: Callable[[], bool] = lambda: False,
-    time_limit_s: float | None = None,
+    workload: Workload, profile: Kinds, *,
+    slo: GoalLike | None = None, margin: float | None = None, confidence: float | None = None,
+    max_gpus: int | None = None, min_gpus: int | None = None, max_replicas: int | None = None,
+    spare: int | None = None, old_plan: Plan | None = None, seed: int = 0, verify: bool = True,
+    progress: Progress = silent, stop: Callable[[], bool] = lambda: False, time_limit_s: float | None = None,
     log_hour: RequestTrace | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The fewest GPUs on which every adapter keeps the goal with every rate raised by the margin.
 
     The plan's servers are simulated again in fresh hours. `rooms` says how far rates may grow and what limits each
@@ -186,13 +175,21 @@ class Deployment:
             if job.hopeless:
                 self.late = late
                 return None
-        if self.fewest > (least := job.least() + job.spare) and not (job.spare or job.replayed):  # for more room
-            self.widens, job.roomy = math.inf, self.fewest
-            job.split()
-        self.low = min(max(least, self.fewest), most)
-        first = None if job.hopeless else job.first(self.low, most, fresh=self.rounds > 0)
-        first = first if first is None or self.rounds else job.lower(first)
+        self.low = min(job.least() + job.spare, most)
+        first = self._first(most)
+        if first is not None and first < self.fewest:  # more room than the goal takes
+            if not (job.spare or job.replayed):
+                self.widens, job.roomy = math.inf, self.fewest
+                job.split(first)
+            most = most if bins else job.most(self.max_gpus)
+            self.low = min(self.fewest, most)
+            first = self._first(most, self.fewest)
         return self._plan(first if first is None or not job.workload.slo.is_none else self._served_by(first))
+
+    def _first(self, most: int, least: int = 1) -> int | None:
+        """The fewest servers from `low` to `most` (from `least`, if plans are not verified) that keep the limits."""
+        found = None if self.job.hopeless else self.job.first(self.low, most, fresh=self.rounds > 0)
+        return found if found is None or self.rounds else self.job.lower(found, least)
 
     def _served_by(self, first: int) -> int:
         """The fewest servers, up to `first`, that serve the load with the slots that suit an overloaded server best."""

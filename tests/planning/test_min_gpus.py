@@ -9,6 +9,7 @@ import pytest
 import packer
 from packer import Adapter, Workload
 from packer.errors import IncompatibleError, ValidationError
+from packer.planning.explore import Frontier
 from packer.profile import Profile
 
 
@@ -35,6 +36,23 @@ def test_more_gpus_than_needed_share_a_hot_adapter(server: Profile) -> None:
     assert sum(0 in item.adapters for item in more.bins) == 2
     least, now = (min(room.headroom or 0.0 for room in each.rooms) for each in (free, more))
     assert now > 1.25 * least
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_no_more_gpus_than_needed_change_nothing(server: Profile, verify: bool) -> None:
+    """As many GPUs as the goal takes are no more than it takes, also where the load alone takes fewer: the plan had
+    other servers with `min_gpus`."""
+    fleet = Workload([Adapter(f"a{k}", 8, 19.0 / (k + 1) ** 2) for k in range(12)]).held_to("p95_ttft_ms=150")
+    free = packer.recommend(fleet, server, verify=verify)
+    assert Frontier(fleet, server).least() < free.n_gpus
+    assert packer.recommend(fleet, server, verify=verify, min_gpus=free.n_gpus).bins == free.bins
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_single_adapter_has_as_many_gpus_as_are_asked_for(server: Profile, verify: bool) -> None:
+    """Its parts share them, also where plans are not verified, which had no more GPUs than the goal takes."""
+    plan = packer.recommend(Workload([Adapter("a", 8, 1.0)]), server, min_gpus=3, verify=verify)
+    assert (plan.n_gpus, plan.status.value) == (3, "feasible")
 
 
 def test_so_many_gpus_must_be_at_hand_and_of_one_kind(server: Profile) -> None:
