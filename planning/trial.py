@@ -10,7 +10,6 @@ from packer.bin import Bin
 from packer.planning.kept import FAR_BEYOND, KeptHours
 from packer.planning.settle import TIGHT, is_lost, with_best_slots, with_spare_slots
 
-FAR = 2.0  # If every server uses more than this multiple of its limits, other proposals would fail as well.
 AT_ONCE = 4  # Number of servers that are simulated at a time to find one that breaks its limits.
 
 
@@ -31,7 +30,7 @@ class Trial:
     _cost: float = math.inf
 
     def go_on(self, proposals: Iterable[Sequence[Bin]]) -> None:
-        """Try proposals until one keeps the limits, every server of one is far beyond them, or the time is over."""
+        """Try proposals until one keeps the limits, or the time is over."""
         kept, first = self.kept, self.kept.hours[:1]
         for bins in proposals:
             if self.best and not self.spare and self._uses_more(bins):
@@ -48,8 +47,6 @@ class Trial:
             if self.holds or self.over():
                 return
             self.tried.append(made)
-            if min(used) > FAR:
-                return
 
     def _uses_more(self, bins: Sequence[Bin]) -> bool:
         """Whether the servers with their best slots break the goal in the first hour, and one uses more than
