@@ -139,17 +139,17 @@ def _share(share: float) -> str:
     return f"--slo adapter_share={share:g}"
 
 
-def _longer(fleet: Workload) -> dict[str, float]:
-    """Weaker goals, in words, with the factor by which limits are wider, the narrowest first: of all limits that the
-    default goal does not have, if there are any, else of the TTFT."""
+def _longer(fleet: Workload) -> dict[str, tuple[str, float]]:
+    """Weaker goals, in words, with a limit and the factor by which it is wider, the narrowest first: of all limits that
+    the default goal does not have, if there are any, else of the TTFT, then of the ITL."""
     limits = fleet.slo.limits.to_dict()
     others = [key for key in limits if key not in USUAL]
-    keys = others or [key for key in USUAL[:1] if key in limits]
-    if fleet.slo.classes or not keys:
-        return {}
+    ways = [(others, WIDER)] if others else [([USUAL[0]], LONGER), ([USUAL[1]], WIDER)]
     return {
-        f"--slo {','.join(f'{key}={factor * limits[key]:g}' for key in keys)}": factor
-        for factor in (WIDER if others else LONGER)
+        f"--slo {','.join(f'{key}={factor * limits[key]:g}' for key in keys)}": (keys[0], factor)
+        for keys, factors in ways
+        for factor in factors
+        if limits.keys() >= set(keys) and not fleet.slo.classes
     }
 
 
@@ -162,17 +162,17 @@ def _kept(job: Frontier, bins: Sequence[Bin], hour: Hour) -> set[str]:
     within = float((figures.slo_used <= 1.0).mean())
     goals = {_share(share) for share in SHARES if share < slo.adapter_share and within >= share}
     others, used = set(slo.every_key) - set(USUAL), max(kept.used(bins, [hour]))
+    slow = (figures.mean_itl_ms > (slo.limits.mean_itl_ms if others else slo.columns(job.workload)[1])).any()
+    late = (figures.p95_ttft_ms > slo.limits.p95_ttft_ms).any()
     # Wider limits, or a later start, do not help if others break, too.
-    broken = (figures.mean_itl_ms > (slo.limits.mean_itl_ms if others else slo.columns(job.workload)[1])).any()
-    if others:
-        late = (figures.p95_ttft_ms > slo.limits.p95_ttft_ms).any()
-        broken = broken or late or used > max(1.0, figures.slo_used.max())
-    if broken:
+    if others and (slow or late or used > max(1.0, figures.slo_used.max())):
         return goals
     # Servers that use nearly all of a limit at the rates as given may break it in another hour.
     part = NEARLY if hour == kept.given else 1.0
-    goals |= {goal for goal, factor in _longer(job.workload).items() if used <= part * factor}
-    if not others and all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
+    for goal, (key, factor) in _longer(job.workload).items():
+        if used <= part * factor and not (late if key == USUAL[1] else slow):
+            goals.add(goal)
+    if not others and not slow and all(starting(each.late[0], hour.fleet).all() for each in kept.all(bins, hour)):
         goals.add(AFTER_START)
     return goals
 

@@ -152,6 +152,24 @@ def test_a_plan_beyond_a_goal_that_no_gpus_keep_keeps_a_weaker_one() -> None:
     assert found.statistics["weaker_goals"] == {"--slo p95_ttft_ms=400": found.n_gpus}
 
 
+@pytest.mark.parametrize(("ttft_ms", "itl_ms"), [(900.0, 30.0), (900.0, 20.0), (3000.0, 20.0), (3000.0, 30.0)])
+def test_of_ttft_and_itl_the_limit_that_breaks_is_widened(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, ttft_ms: float, itl_ms: float
+) -> None:
+    """Where only the ITL breaks, a wider limit of it is named, and where only the TTFT does, one of that."""
+    job = Frontier(Workload([Adapter("a", 8, 1.0)]).held_to("mean_itl_ms=25"), server)
+    bins, used = job.at(1).plan.bins, max(ttft_ms / 2000.0, itl_ms / 25.0)
+    figures = job.kept.adapters(bins, job.kept.planned)
+    figures = figures._replace(
+        slo_used=np.array([used]), p95_ttft_ms=np.array([ttft_ms]), mean_itl_ms=np.array([itl_ms])
+    )
+    monkeypatch.setattr(KeptHours, "adapters", lambda *_: figures)
+    monkeypatch.setattr(KeptHours, "used", lambda *_: [used])
+    kept = shortfall._kept(job, bins, job.kept.planned)
+    assert any("p95_ttft_ms" in goal for goal in kept) is (itl_ms <= 25.0)
+    assert ("--slo mean_itl_ms=31.25" in kept) is (ttft_ms <= 2000.0)
+
+
 @pytest.mark.parametrize(("broken", "goals"), [((), {"--slo p95_ttft_ms=5000": 3}), ((2,), {})])
 def test_a_weaker_goal_is_kept_in_each_fresh_hour(
     broken: tuple[int, ...], goals: dict[str, int], monkeypatch: pytest.MonkeyPatch
