@@ -26,7 +26,7 @@ UNDER_WAY = 0.05
 """Share of the tokens sent that may be those of requests that run at the end: half of what a server that does not
 starve may leave unserved."""
 MOSTLY_FREE = 1.0 / 3.0  # Largest mean share of the KV cache in use of a server that is surely not overloaded.
-PART = 0.5  # Largest share of a run for which requests last, of one that shows whether a server is overloaded.
+PART = 0.25  # Largest share of a run for which requests last, of one that shows whether a server is overloaded.
 SETTLING_S = 1.0
 SLOW_TOKEN_MS = 100.0
 """Time that a request needs before a trace's end to count: its prefill, s, and each token if no TPOT is known, ms."""

@@ -78,6 +78,17 @@ def test_an_hour_does_not_excuse_requests_that_last_longer(toy_profile: Profile)
     assert simulate(fleet, profile, max_loras=1, duration_s=36_000.0).starved
 
 
+def test_an_hour_does_not_excuse_long_requests_in_few_places(toy_profile: Profile) -> None:
+    """Four places carry 12 requests of 20 minutes an hour. With 18, three of twelve hours, which begin empty, were said
+    to serve all of them; in ten hours the server starves."""
+    engine = replace(toy_profile.engine, max_model_len=100_000, max_num_seqs=4)
+    latency = replace(toy_profile.latency, coefficients={"base_ms": 40.0})
+    profile = replace(toy_profile, engine=engine, latency=latency)
+    fleet = Workload([Adapter("a", 8, 18 / 3600.0)], Lengths.constant(10), Lengths.constant(30_000))
+    assert all(simulate(fleet, profile, max_loras=1, seed=seed).starved for seed in range(12))
+    assert simulate(fleet, profile, max_loras=1, duration_s=36_000.0).starved
+
+
 def test_an_hour_does_not_excuse_long_requests_on_a_server_that_fills() -> None:
     """72 requests of 20,000 tokens an hour fill the KV cache in some hours and queue for hours then, which an hour that
     begins empty hides: the plan has the two servers that keep the goal in every one of other hours."""
