@@ -7,6 +7,7 @@ from packer.plan import Plan
 from packer.planning.explore import Frontier
 from packer.planning.kept import SERVER_HOURS
 from packer.solvers.candidates import most_slots_of
+from packer.twin.hours import FRESH_HOURS
 from packer.words import counted
 
 ROUTER = "affinity:slack=16"
@@ -14,8 +15,8 @@ SLOTS = (32, 16, 64)
 
 
 def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
-    """A sentence if one server fewer, with every adapter on each server, keeps the goal behind `ROUTER` in the hours
-    of the plan, fresh ones included (`_holds`); () otherwise.
+    """A sentence if one server fewer, with every adapter on each server, keeps the goal behind `ROUTER` in hours
+    of the plan, fresh ones included (`_held`); () otherwise.
 
     Simulated only if adapters are busy at different times: no fleet with constant rates, or rates that rise and fall
     together, was found to need fewer servers behind a router. The first hour that breaks the goal ends a simulation.
@@ -27,21 +28,23 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
     rank = max(item.max_lora_rank for item in plan.bins)
     most = min(len(job.workload), most_slots_of(job.profile, rank))
     for slots in dict.fromkeys(min(most, each) for each in SLOTS):
-        if _holds(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
+        if n := _held(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
             gpus = counted(servers * job.size, "GPU")
             return (
-                f"{gpus} keep the goal in the same hours with every adapter on each server (max_loras {slots}) "
+                f"{gpus} keep the goal in {n} of the same hours with every adapter on each server (max_loras {slots}) "
                 f"behind a router that sees their queues: packer simulate --cluster … --router {ROUTER}.",
             )
     return ()
 
 
-def _holds(job: Frontier, plan: Plan, cluster: Cluster) -> bool:
-    """Whether these servers keep the goal in the hours that the plan was made for and in up to `SERVER_HOURS` fresh
-    ones, as a cluster is simulated whole in each; False if the time runs out first."""
+def _held(job: Frontier, plan: Plan, cluster: Cluster) -> int:
+    """The number of hours in which these servers were found to keep the goal: the hours that the plan was made for, and
+    as many fresh ones as take `SERVER_HOURS`, at least `FRESH_HOURS`; 0 if one breaks it or the time runs out first."""
     from packer.twin.cluster.simulate import simulate_cluster
 
-    for hour in (*job.kept.hours, job.kept.given, *job.kept.tried(plan.bins, job.number)[:SERVER_HOURS]):
+    fresh = job.kept.tried(plan.bins, job.number)[: max(FRESH_HOURS, -(-SERVER_HOURS // len(cluster.servers)))]
+    hours = dict.fromkeys((*job.kept.hours, job.kept.given, *fresh))
+    for hour in hours:
         if job.over() or simulate_cluster(hour.fleet, cluster, router=ROUTER, seed=hour.seed).slo_used > 1.0:
-            return False
-    return True
+            return 0
+    return len(hours)

@@ -11,8 +11,9 @@ import pytest
 import packer
 from packer.arrival import Arrivals
 from packer.cluster import Cluster
-from packer.planning.behind import ROUTER, _holds, fewer_behind_router
+from packer.planning.behind import ROUTER, _held, fewer_behind_router
 from packer.planning.kept import SERVER_HOURS, Hour
+from packer.twin.hours import FRESH_HOURS
 
 PROFILE = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
 
@@ -39,12 +40,16 @@ def test_fleets_with_steady_rates_are_not_simulated_behind_a_router() -> None:
         assert fewer_behind_router(job, plan) == ()
 
 
-def test_a_cluster_is_simulated_in_a_few_of_many_fresh_hours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan of equal servers has hundreds of fresh hours of a server each, where an hour of a cluster has them all."""
+@pytest.mark.parametrize(("servers", "further"), [(2, SERVER_HOURS // 2), (15, FRESH_HOURS)])
+def test_a_cluster_is_simulated_in_a_few_of_many_fresh_hours(
+    monkeypatch: pytest.MonkeyPatch, servers: int, further: int
+) -> None:
+    """A plan has hundreds of fresh hours of a server each, where an hour of a cluster has all servers: so few are
+    simulated as make a set of fresh hours, each hour once, and their number is said."""
     fleet = packer.Workload([packer.Adapter("a", 8, 1.0)], arrivals=Arrivals("unpredictable"))
     planned, given, seen = Hour(fleet, 1), Hour(fleet, 2), list[int]()
     fresh = [Hour(fleet, 3 + place) for place in range(300)]
-    kept = SimpleNamespace(hours=[planned], given=given, tried=lambda *_: fresh)
+    kept = SimpleNamespace(hours=[planned, given], given=given, tried=lambda *_: fresh)
 
     def simulated(*_: Any, seed: int, **_more: Any) -> SimpleNamespace:
         seen.append(seed)
@@ -52,5 +57,6 @@ def test_a_cluster_is_simulated_in_a_few_of_many_fresh_hours(monkeypatch: pytest
 
     monkeypatch.setattr("packer.twin.cluster.simulate.simulate_cluster", simulated)
     job = cast("Any", SimpleNamespace(kept=kept, over=lambda: False, number=5))
-    assert _holds(job, cast("Any", SimpleNamespace(bins=())), Cluster.of(PROFILE, 2, max_loras=1, max_lora_rank=8))
-    assert seen == list(range(1, 3 + SERVER_HOURS))
+    cluster = Cluster.of(PROFILE, servers, max_loras=1, max_lora_rank=8)
+    assert _held(job, cast("Any", SimpleNamespace(bins=())), cluster) == 2 + further
+    assert seen == list(range(1, 3 + further))
