@@ -31,7 +31,7 @@ def fewer_behind_router(job: Frontier, plan: Plan) -> tuple[str, ...]:
         if n := _held(job, plan, Cluster.of(job.profile, servers, max_loras=slots, max_lora_rank=rank)):
             gpus = counted(servers * job.size, "GPU")
             return (
-                f"{gpus} keep the goal in {n} of the same hours with every adapter on each server (max_loras {slots}) "
+                f"{gpus} keep the goal in all {n} hours tried with every adapter on each server (max_loras {slots}) "
                 f"behind a router that sees their queues: packer simulate --cluster … --router {ROUTER}.",
             )
     return ()
