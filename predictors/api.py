@@ -96,9 +96,8 @@ def evaluate_server(
     `seed`: seed of the predictor's random draws.
 
     Raises `ValidationError`: an adapter's rank exceeds `max_lora_rank`, the adapters name several base models, or
-    another value is out of range; `IncompatibleError`: the server has another base model;
-    `UnknownNameError`, `ModelError`: as from `load_predictor`; `PluginError`: the predictor raised another, or
-    returned no row.
+    another value is out of range; `IncompatibleError`: the server has another base model; `UnknownNameError`,
+    `ModelError`: as from `load_predictor`; `PluginError`: the predictor raised another, or returned no row.
     """
     check_one_server(workload, server)
     checks.integer("seed", seed, low=0)
