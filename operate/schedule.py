@@ -144,11 +144,11 @@ def schedule(
     stock, change_s = stock_of(kinds_of(profile)), partial(_change_s, startup_s=start_s)
     merged = merged_where_cheaper(periods, partial(day.together, static), change_s, start_s)
     merged = with_few_changes(merged, periods, day.keeps, change_s)
-    while (over := _over(steady := with_steady_settings(merged, day.holds), stock, start_s)) is not None and len(
-        merged
-    ) > 1:
+    steady = with_steady_settings(merged, day.holds)
+    while len(merged) > 1 and (over := _over(steady, stock, start_s)) is not None:
         merged = [*merged[over - 1 :], *merged[: over - 1]]
         merged[:2] = [day.together(static, *merged[:2])]
+        steady = with_steady_settings(merged, day.holds)
     found = within_day([replace(each, plan=day.with_figures(each.plan)) for each in steady], len(rates) * period_s)
     found = [
         replace(
