@@ -18,6 +18,7 @@ import numpy as np
 from cluster import ROOT, SEEDS, tuned
 
 import packer
+from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.cluster import Cluster
 from packer.io.files import write_text
@@ -133,7 +134,7 @@ def main() -> None:
         print(name, found[name]["servers"], found[name]["better_than_packer"], flush=True)
     print(table(found))
     if options.write:
-        write_text(path, json.dumps(found, indent=1) + "\n", force=True)
+        write_text(path, record_text(found) + "\n", force=True)
         write_text(path.with_suffix(".md"), HEAD + table(found), force=True)
 
 

@@ -7,13 +7,13 @@ uv run python benchmarks/sizes.py --write    # sizes.json
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.cluster import Cluster
 from packer.io.files import write_text
@@ -64,7 +64,7 @@ def main() -> None:
         print(seed, *rows[-1].values(), flush=True)
     print(sum(row["solve"] == row["size"] for row in rows), "of", FLEETS, "are equal")
     if options.write:
-        write_text(Path(__file__).with_suffix(".json"), json.dumps(rows, indent=1) + "\n", force=True)
+        write_text(Path(__file__).with_suffix(".json"), record_text(rows) + "\n", force=True)
 
 
 if __name__ == "__main__":

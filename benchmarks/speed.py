@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.io.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,7 +218,7 @@ def main() -> None:
     found = measure()
     print(table(found))
     if options.write:
-        write_text(ROOT / "benchmarks/speed.json", json.dumps(found, indent=2) + "\n")
+        write_text(ROOT / "benchmarks/speed.json", record_text(found) + "\n")
         readme = (ROOT / "README.md").read_text("utf-8")
         before, rest = readme.split(BEGIN)
         after = rest.split(END)[1]

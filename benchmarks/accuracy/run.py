@@ -14,6 +14,7 @@ import numpy as np
 from rows import Server, drawn, servers
 
 import packer
+from benchmarks.records import record_text
 from packer.arrays import FloatArray
 from packer.fit.estimate import estimate_profile
 
@@ -117,7 +118,7 @@ def main() -> int:
     total = {kind: figures(np.concatenate(errors)) for kind, errors in every.items() if errors}
     print(json.dumps(total), f"in the band: {100 * inside / n:.0f} %")
     if given.write:
-        (HERE / "results.json").write_text(json.dumps({"total": total, "servers": table}, indent=1) + "\n")
+        (HERE / "results.json").write_text(record_text({"total": total, "servers": table}) + "\n")
         PAGE.write_text(page(table, total, 100 * inside / n), "utf-8")
     broken = [
         f"{kind} {name}" for kind, found in total.items()

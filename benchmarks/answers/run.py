@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.io.workloads import write_workload
 from packer.operate.drift import drift, replayed_on
 from packer.operate.observe import observe_log, observe_replayed, seen_in_log
@@ -192,7 +193,7 @@ def main() -> None:
             )
         if given.write:  # others may have written theirs
             rows = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), name: row}
-            path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+            path.write_text(record_text(rows) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

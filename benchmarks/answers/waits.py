@@ -10,7 +10,6 @@ The correlations are those of the requests in each minute with their mean length
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.operate.view import Named
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
@@ -90,8 +90,8 @@ def main() -> None:
                 "own": drawn(fleet, half.span_s, replayed_ms),
                 "held out": drawn(other.scaled(fleet.rate / other.rate), half.span_s, replayed_ms),
             }
-        print(name, json.dumps(rows[name], indent=1), flush=True)
-    Path(__file__).with_name("waits.json").write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        print(name, record_text(rows[name]), flush=True)
+    Path(__file__).with_name("waits.json").write_text(record_text(rows) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

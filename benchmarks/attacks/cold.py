@@ -9,7 +9,6 @@ read-only root in a mount namespace (`unshare -m`). CPU and wall time count the 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
@@ -22,6 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 from faults import prepare
+
+from benchmarks.records import record_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; sys.argv[0] = 'packer'; from packer.cli import main; main()"
@@ -96,7 +97,7 @@ def main() -> None:
             record[words] = figures | {"times": round(most, 2)}
             print(words, record[words], flush=True)
             if given.json is not None:
-                given.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+                given.json.write_text(record_text(record) + "\n", "utf-8")
     sys.exit(any(each["times"] > 3.0 for each in record.values()))
 
 

@@ -11,7 +11,6 @@ or 1.5 GB.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import resource
@@ -25,6 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from table import ATTACKS, SECRET, Attack, prepare
+
+from benchmarks.records import record_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; sys.argv[0] = 'packer'; from packer.cli import main; main()"
@@ -112,7 +113,7 @@ def main() -> None:
     print(f"{len(record)} attacks, {failed} faults, largest process {peak_mb:,} MB, {used.ru_utime:.0f} s of CPU time")
     if given.json is not None:
         rows = {"attacks": len(record), "faults": failed, "peak_mb": peak_mb, "found": record}
-        given.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        given.json.write_text(record_text(rows) + "\n", "utf-8")
     sys.exit(1 if failed else 0)
 
 

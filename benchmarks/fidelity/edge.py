@@ -21,6 +21,7 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
+from benchmarks.records import record_text
 from packer.fit.runs import simulate_run
 from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
@@ -98,8 +99,8 @@ def sent_against_nominal() -> dict[str, float]:
 def main() -> None:
     """Measure, print and write."""
     found = {model: of_model(model) for model in MODELS} | {"sent": sent_against_nominal()}
-    print(json.dumps(found, indent=1))
-    write_text(HERE / "edge.json", json.dumps(found, indent=1) + "\n", force=True)
+    print(record_text(found))
+    write_text(HERE / "edge.json", record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from h100 import DATA, MODELS, PROFILES, base_profile, tables
 
+from benchmarks.records import record_text
 from packer.fit import score
 from packer.fit.pipeline import Calibration, calibrate, with_provenance
 from packer.fit.score import REGIMES, ScoredRun, regime_errors
@@ -132,7 +133,7 @@ def main() -> None:
         }
         print(result.profile.frontend, result.profile.provenance, flush=True)
         print(model, json.dumps(found[model]["held_out"]["summary"]))
-    write_text(HERE / "held_out.json", json.dumps(found, indent=1) + "\n", force=True)
+    write_text(HERE / "held_out.json", record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

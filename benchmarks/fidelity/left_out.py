@@ -21,6 +21,7 @@ import numpy as np
 from h100 import DATA, MAX_OUTSTANDING, MODELS, tables
 from trials import clipped, measured_profile
 
+from benchmarks.records import record_text
 from packer.fit import score, step_law
 from packer.fit.lengths_fit import fit_correlation
 from packer.fit.mean_state import (
@@ -200,8 +201,8 @@ def main() -> None:
     found = json.loads(path.read_text()) if path.exists() else {}
     for model in [name for name in MODELS if not sys.argv[1:] or name in sys.argv[1:]]:
         found[model] = {variant.name: of_variant(model, variant) for variant in VARIANTS}
-        print(model, json.dumps(found[model], indent=1), flush=True)
-        write_text(path, json.dumps(found, indent=1) + "\n", force=True)
+        print(model, record_text(found[model]), flush=True)
+        write_text(path, record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and the step law are those of the shipped profile. Writes benchmarks/fidelity/li
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
+from benchmarks.records import record_text
 from packer.fit.runs import simulate_run
 from packer.io.files import write_text
 from packer.twin.scores import smape
@@ -74,8 +74,8 @@ def _errors(predicted: np.ndarray, measured: np.ndarray) -> tuple[float, float]:
 def main() -> None:
     """Measure, print and write."""
     found = {model: of_model(model) for model in MODELS}
-    print(json.dumps(found, indent=1))
-    write_text(HERE / "light.json", json.dumps(found, indent=1) + "\n", force=True)
+    print(record_text(found))
+    write_text(HERE / "light.json", record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

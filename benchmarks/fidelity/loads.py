@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from h100 import DATA
 
+from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.engine_spec import EngineSpec
 from packer.fit.step_law import Equations, solve
@@ -129,7 +130,7 @@ def main() -> None:
             "median_relative_error_percent": round(100 * float(np.median(relative)), 1),
         }
     print(json.dumps(errors))
-    write_text(HERE / "loads.json", json.dumps({"errors": errors, "runs": table}, indent=1) + "\n", force=True)
+    write_text(HERE / "loads.json", record_text({"errors": errors, "runs": table}) + "\n", force=True)
 
 
 if __name__ == "__main__":

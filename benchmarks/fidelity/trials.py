@@ -7,7 +7,6 @@ with the effect against without it.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from h100 import MAX_OUTSTANDING, MODELS, SCRAPE_INTERVAL_S, tables
 from scipy.optimize import brentq, fsolve
 from scipy.special import gammainc, gammaincc
 
+from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.fit import score, step_law
 from packer.fit.lengths_fit import held_tokens
@@ -192,8 +192,8 @@ def main() -> None:
                 "no ceiling on outstanding requests": twin_errors(runs, profile, ceiling=None),
             },
         }
-        print(model, json.dumps(found[model], indent=1))
-    write_text(HERE / "trials.json", json.dumps(found, indent=1) + "\n", force=True)
+        print(model, record_text(found[model]))
+    write_text(HERE / "trials.json", record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

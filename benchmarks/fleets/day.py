@@ -10,7 +10,6 @@ minutes), so that starting servers weighs six times as much as it would.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from autoscaler import reactive
 
 import packer
+from benchmarks.records import record_text
 from packer.objectives.headroom import with_rates
 from packer.operate.replay import Day, Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import schedule
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "periods": [each.gpus for each in found.periods],
         "days": {name: day.to_dict() for name, day in days.items()},
     }
-    (HERE / "day.json").write_text(json.dumps(result, indent=1) + "\n")
+    (HERE / "day.json").write_text(record_text(result) + "\n")
     print(table(days))
 
 

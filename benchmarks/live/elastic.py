@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import shutil
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from stack import Client, Follow, Stack, fleet_of, interruptible, models, packer_run, plan_of
 
+from benchmarks.records import record_text
 from packer.live.server import healthy
 
 HERE = Path(__file__).resolve().parent
@@ -103,8 +103,8 @@ def main() -> None:
     folder.mkdir(parents=True)
     outcome = asyncio.run(drive(options, folder))
     about = {"machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    options.output.write_text(json.dumps({**about, "minutes": options.minutes, **outcome}, indent=1) + "\n")
-    print(json.dumps(outcome, indent=1))
+    options.output.write_text(record_text({**about, "minutes": options.minutes, **outcome}) + "\n")
+    print(record_text(outcome))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.fuzz.faults import FAKE_SERVER, LAUNCH
+from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.io.plans import plan_to_dict
 from packer.io.profiles import load_profile
@@ -204,7 +205,7 @@ def main() -> None:
             "after_sigterm_s": told_s,
             "found": found,
         }
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        given.json.write_text(record_text(rows) + "\n", "utf-8")
     sys.exit(1 if failed else 0)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import shutil
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from stack import Client, Follow, Stack, fleet_of, interruptible, models, packer_run, plan_of
 
+from benchmarks.records import record_text
 from packer.io.workloads import write_workload
 from packer.live.server import healthy
 
@@ -189,8 +189,8 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d"),
         "minutes": options.minutes, "rate": options.rate,
     }  # fmt: skip
-    options.output.write_text(json.dumps({**about, **outcome}, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in outcome.items() if key != "failed"}, indent=1))
+    options.output.write_text(record_text({**about, **outcome}) + "\n")
+    print(record_text({key: value for key, value in outcome.items() if key != "failed"}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ each adapter's rate times a log-normal factor.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.objectives.headroom import with_rates
@@ -102,7 +102,7 @@ def main() -> None:
     took["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result = {"requests": len(requests), "adapters": len(fleet), **took, **found.to_dict()}
     if not options.alone and options.days == 7:
-        (HERE / "week.json").write_text(json.dumps(result, indent=1) + "\n")
+        (HERE / "week.json").write_text(record_text(result) + "\n")
     print(f"{len(requests):,} requests, {took}")
     print(table(found))
 

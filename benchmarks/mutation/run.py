@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.records import record_text
 from packer.twin.kernel_folder import named_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -314,7 +315,7 @@ def main() -> None:
                     "killed": _killed(rows),
                     "mutants": [asdict(each) for each in rows],
                 }
-                given.output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+                given.output.write_text(record_text(record) + "\n", "utf-8")
     print(f"{_killed(rows)} of {len(rows)} killed, {_used_s() / 60:.0f} minutes of CPU time")
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from real_runs import questions
 from train_shipped import PROFILES, ROOT, ROWS, dataset_for
 
+from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.predictors.families import family_of
@@ -77,7 +78,7 @@ def main() -> None:
                 "starvation_macro_f1": round(macro_f1(zip(family.rows(rows, 0) > limit, starved, strict=True)), 3),
             }
             print(name, kind_name, json.dumps(found[name][kind_name]), flush=True)
-    write_text(path, json.dumps(found, indent=1) + "\n", force=True)
+    write_text(path, record_text(found) + "\n", force=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ compiled code; the other times include the call from Python.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -21,6 +20,7 @@ import numpy as np
 from numba import njit
 from real_runs import score
 
+from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
@@ -216,9 +216,9 @@ def main() -> None:
         }
         if arguments.h100.is_dir():
             report[name]["real_runs"] = score(profile, arguments.h100)
-        print(json.dumps({name: report[name]}, indent=1), flush=True)
+        print(record_text({name: report[name]}), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.json.write_text(record_text(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ each adapter for 60 s, then sessions whose turns repeat the server's own answers
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
+from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.io.profiles import load_profile
@@ -51,7 +51,7 @@ def main(launch_path: str, folder: str) -> None:
         report = job.reports[0]
         figures = {key: [report.mean(side, key) for side in ("predicted", "measured")] for key in WRITTEN}
         found[f"{name}: predicted, measured"] = figures
-    text = json.dumps(found, indent=1)
+    text = record_text(found)
     (RESULTS / "prefixes.json").write_text(text + "\n")
     print(text)
 

@@ -9,7 +9,6 @@ Everything measured is kept in --work and not measured again; figures go to benc
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.bin import Bin
 from packer.io.documents import jsonable
 from packer.io.profiles import format_profile, load_profile
@@ -69,7 +69,7 @@ def progress(what: str, done: int, total: int) -> None:
 
 def write(place: Place, name: str, data: Any) -> None:
     """A result file, committed with the benchmark."""
-    (place.results / name).write_text(json.dumps(jsonable(data), indent=1) + "\n")
+    (place.results / name).write_text(record_text(jsonable(data)) + "\n")
     say(f"wrote {place.results / name}")
 
 

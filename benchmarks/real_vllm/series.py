@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from benchmarks.records import record_text
 from packer import Adapter, Lengths, Workload
 from packer.live.launch import Launch, read_launch
 from packer.live.load import LoadJob, run_job
@@ -223,7 +224,7 @@ def main() -> None:
         if kept.exists():
             rows += json.loads(kept.read_text())
     data = {"machine": machine(), "render": render_law(launch.python), "rows": rows}
-    (results / "series.json").write_text(json.dumps(data, indent=1) + "\n")
+    (results / "series.json").write_text(record_text(data) + "\n")
     (results / "series.md").write_text(markdown(rows))
     print(json.dumps(data["render"]), markdown(rows), sep="\n")
 

@@ -9,7 +9,6 @@ A server's figures are kept in --work and are not measured again. Results: resul
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict, dataclass, fields, replace
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from benchmarks.records import record_text
 from packer import Adapter, Lengths, Workload, settings
 from packer.arrival import RequestTrace
 from packer.live import inside
@@ -271,7 +271,7 @@ def main() -> None:
         if done.exists():
             rows += rows_of(launch, case, place)
     place.results.mkdir(parents=True, exist_ok=True)
-    (place.results / "slots.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    (place.results / "slots.json").write_text(record_text({"machine": machine(), "rows": rows}) + "\n")
     (place.results / "slots.md").write_text(markdown(rows))
     print(markdown(rows))
 

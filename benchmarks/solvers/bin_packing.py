@@ -11,7 +11,6 @@ thread and the same limit each.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.testing.analytic import AnalyticPredictor, small_profile
 
 HERE = Path(__file__).resolve().parent
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     )
                     print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if options.write:
-        text = json.dumps({"time_limit_s": options.time_limit, "rows": rows}, indent=1)
+        text = record_text({"time_limit_s": options.time_limit, "rows": rows})
         (HERE / "bin_packing.json").write_text(text + "\n", "utf-8")
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.base import load_objective
@@ -163,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for row in rows:
         print(" ".join(f"{key}={value}" for key, value in row.items()))
     if options.write:
-        text = json.dumps({"predictor": options.predictor, "rows": rows}, indent=1) + "\n"
+        text = record_text({"predictor": options.predictor, "rows": rows}) + "\n"
         path.write_text(text, "utf-8")
 
 
@@ -204,7 +205,7 @@ def judged(options: argparse.Namespace) -> None:
             print(" ".join(f"{name}={n}" for name, n in rows[-1].items()), flush=True)
     if options.write:
         rows.sort(key=lambda row: (JUDGES.index(row["judge"]), row["adapters"], row["solver"]))
-        path.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        path.write_text(record_text(rows) + "\n", "utf-8")
 
 
 def outcome(plan: packer.Plan, best: int) -> dict[str, int]:

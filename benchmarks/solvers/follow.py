@@ -10,7 +10,6 @@ No plan with `old_plan` may have more GPUs than one without it, and noise alone 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, islice
@@ -21,6 +20,7 @@ import numpy as np
 from recommended import fleet_of
 
 import packer
+from benchmarks.records import record_text
 from packer.plan import Plan, Status
 
 ADAPTERS = range(30, 201)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             print(f"{number} {fleet.name} {name}: {row}", flush=True)
         if options.write:
-            RECORD.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+            RECORD.write_text(record_text(rows) + "\n", "utf-8")
     more = [k for k, v in rows.items() if v["status_without"] != Status.INFEASIBLE and v["gpus"] > v["gpus_without"]]
     noise = max((v["moved"] for k, v in rows.items() if k.endswith("noise")), default=0.0)
     print(f"{len(rows)} changed fleets: {more or 'none'} with more GPUs; rates ± 10 %: at most {noise:.1%} moved")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.planning import solve as api
 from packer.solvers import base
 
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         known = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
         kept = {row["fleet"]: row for row in (*known, *rows) if row["objective"] == options.objective}
         found = sorted(kept.values(), key=lambda row: int(row["fleet"].rpartition("-")[2]))
-        text = json.dumps({"rows": found}, indent=1)
+        text = record_text({"rows": found})
         path.write_text(text + "\n", "utf-8")
 
 

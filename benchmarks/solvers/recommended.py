@@ -13,7 +13,6 @@ slots.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.checks import slot_rank_for
 from packer.goal import Limits, Slo
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{sum(row['split_keeps_margin'] for row in rows)} of them with rates raised by the margin"
         )
     if options.write:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        options.output.write_text(record_text(rows) + "\n", "utf-8")
 
 
 COUNTED = ("beyond", "beyond_few", "beyond_twice", "starved", "growing")

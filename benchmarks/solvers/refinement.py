@@ -20,6 +20,7 @@ import gaps
 import numpy as np
 
 import packer
+from benchmarks.records import record_text
 
 HERE = Path(__file__).resolve().parent
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
@@ -155,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         path = HERE / "refinement.json"
         known = json.loads(path.read_text("utf-8")) if path.exists() else []
         kept = {(row["family"], row["seed"], row["predictor"]): row for row in (*known, *rows)}
-        path.write_text(json.dumps([kept[key] for key in sorted(kept)], indent=1) + "\n", "utf-8")
+        path.write_text(record_text([kept[key] for key in sorted(kept)]) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ uv run python benchmarks/solvers/speed.py --write     # into benchmarks/solvers/
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from run import HERE, machine
 from suite import LLAMA
 
 import packer
+from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.planning.solve import solve
 from packer.strategies import Predictor
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(argv)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    text = json.dumps({"machine": machine(), "date": date, "cases": cases()}, indent=2, ensure_ascii=False)
+    text = record_text({"machine": machine(), "date": date, "cases": cases()})
     if options.write:
         write_text(HERE / "speed.json", text + "\n", force=True)
     else:

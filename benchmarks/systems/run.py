@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.io.shipped import read_named
 
@@ -133,7 +134,7 @@ def main() -> None:
     results = {name: both[name] for name in PAPERS if name in both}
     print(summary(results))
     if options.write:
-        write_text(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n", force=True)
+        write_text(path, record_text(results) + "\n", force=True)
         write_text(HERE / "results.md", document(results).replace("](", "](../../docs/"), force=True)
         write_text(HERE.parent.parent / "docs" / "systems.md", page(results), force=True)
 
