@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 @bundle
 class DatasetOptions:
-    """How many scenarios, and on how many processes.
+    """How many scenarios, and where they run.
 
     rows: Scenarios.
     jobs: Processes. [default: all cores]
+    backend: Where they run: on this machine, or on a Ray cluster.
     """
 
     rows: int = option(type=click.IntRange(1, 10_000_000), default=22_000)
     seed: int = common("seed")
     jobs: int | None = option(type=click.IntRange(1, 4096), metavar="N")
+    backend: str = option(type=click.Choice(("processes", "ray")), default="processes")
     output: str = common("output", help="Where to write the dataset (Parquet).", required=True)
 
 

@@ -14,6 +14,7 @@ from packer import checks, registry
 from packer.cluster import Cluster
 from packer.errors import IncompatibleError, ValidationError
 from packer.goal import GoalLike
+from packer.predictors.build import register_ray
 from packer.progress import Progress, silent
 from packer.public import public
 from packer.strategies import Placement, SizedPlacement
@@ -62,6 +63,7 @@ class Trials:
     router: str | None = None
     stats_age_s: float | None = None
     jobs: int = -1
+    backend: str = "threading"
 
     def __post_init__(self) -> None:
         checks.integer("seeds", self.seeds, low=1, high=MAX_SEEDS)
@@ -80,7 +82,7 @@ class Trials:
             for each, own in placed_systems
             for k in range(seeds)
         ]
-        found = _run_all(runs, self.jobs, progress)
+        found = _run_all(runs, self.jobs, self.backend, progress)
         rows = [found[i * seeds : (i + 1) * seeds] for i in range(len(placed_systems))]
         return [_result(each, row, len(own)) for (each, own), row in zip(placed_systems, rows, strict=True)]
 
@@ -98,6 +100,7 @@ def compare_systems(
     router: str | None = None,
     stats_age_s: float | None = None,
     jobs: int = -1,
+    backend: str = "threading",
     progress: Progress = silent,
 ) -> list[SystemResult]:
     """Simulate each system with the same requests, for the seeds `seed`, `seed` + 1, ….
@@ -110,11 +113,11 @@ def compare_systems(
     objects.
     `seeds`: number of runs of each system. `router`, `stats_age_s`: replace the router of every system, and the maximum
     age of the counts that its router reads.
-    `jobs`: number of runs at once (-1: one per core).
+    `jobs`, `backend`: number of runs at once (-1: one per core), and joblib's backend; "ray" uses a Ray cluster.
 
-    Raises `InputError`, as `simulate_cluster`.
+    Raises `InputError`, as `simulate_cluster`; `MissingDependencyError`: the backend is Ray, which is not installed.
     """
-    trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs)
+    trials = Trials(seeds, seed, duration_s, slo, router, stats_age_s, jobs, backend)
     known = [each if isinstance(each, System) else load_system(each) for each in systems]
     held, free = judged(workload, cluster, slo), replace(cluster, placement=None)
     clusters = [placed(held, cluster if serves_plans(each, router) else free, each, seed) for each in known]
@@ -194,14 +197,20 @@ def _figures(**given: Any) -> dict[str, Any]:
     return found | {name: math.nan if run.status_reason else float(getattr(run, name)) for name in FIGURES}
 
 
-def _run_all(runs: Sequence[dict[str, Any]], jobs: int, progress: Progress) -> list[dict[str, Any]]:
+def _run_all(runs: Sequence[dict[str, Any]], jobs: int, backend: str, progress: Progress) -> list[dict[str, Any]]:
     """The runs in parallel; results in their order."""
-    from joblib import Parallel, delayed
+    from joblib import Parallel, delayed, parallel_config
+    from joblib.parallel import BACKENDS
 
-    done: list[dict[str, Any]] = []
-    for figures in Parallel(jobs, "threading", return_as="generator")(delayed(_figures)(**run) for run in runs):
-        done.append(figures)
-        progress("simulating", len(done), len(runs))
+    if backend == "ray":
+        register_ray()
+    checks.choice("backend", backend, BACKENDS)
+    with parallel_config(backend=backend, n_jobs=jobs):
+        done: list[dict[str, Any]] = []
+        returned = "list" if backend == "ray" else "generator"  # Ray's backend has no generator
+        for figures in Parallel(return_as=returned)(delayed(_figures)(**run) for run in runs):
+            done.append(figures)
+            progress("simulating", len(done), len(runs))
     return done
 
 

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from packer.errors import FileFormatError, IncompatibleError
+from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError
 from packer.io.files import check_writable, claimed, read_bytes, read_text, write_bytes, write_text
 from packer.io.frames import pl
 from packer.io.parquet import decoded, parquet_bytes, write_frame
@@ -24,6 +24,7 @@ from packer.twin.until_clear import evaluate_until_clear
 PART_ROWS = 32
 _WATCH = "packer-watch-parent"
 MAX_OUTSTANDING = 26_800  # Maximum number of outstanding requests, as in the client of the measured runs.
+Backend = Literal["processes", "ray"]
 
 
 def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
@@ -40,17 +41,17 @@ def row_of(index: int, profile: Profile, seed: int) -> dict[str, Any]:
     return row
 
 
-def part_of(number: int, spec: Spec, profile: Profile, parent: int) -> list[dict[str, Any]]:
+def part_of(number: int, spec: Spec, profile: Profile, parent: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of one part; a worker process ends when `parent`, the process that started it, is gone."""
-    if parent != os.getpid():
+    if parent is not None and parent != os.getpid():
         _end_with(parent)
     start = number * PART_ROWS
     return [row_of(i, profile, spec.seed) for i in range(start, min(start + PART_ROWS, spec.rows))]
 
 
 def build_dataset(
-    profile: Profile, path: str | os.PathLike[str], *, rows: int, seed: int = 0, jobs: int = -1, force: bool = False,
-    progress: Progress = silent,
+    profile: Profile, path: str | os.PathLike[str], *, rows: int, seed: int = 0, jobs: int = -1,
+    backend: Backend = "processes", force: bool = False, progress: Progress = silent,
 ) -> Spec:  # fmt: skip
     """Simulate `rows` scenarios and write them as Parquet. An interrupted build continues from its finished parts.
 
@@ -58,9 +59,11 @@ def build_dataset(
     `path`: the Parquet file. Until it is complete, finished parts are in the directory `<path>.parts`.
     `rows`, `seed`: number of scenarios and their seed; the same values give the same file.
     `jobs`: processes; −1 means one per core.
+    `backend`: "processes" on this machine, or "ray" on the Ray cluster that `ray.init` finds.
     `force`: overwrite an existing file.
     Raises `IncompatibleError`: the directory of parts belongs to another data set; `FileFormatError`: a part is
-    damaged; `OutputError`: the file or a part can't be written, or another process builds into the same file.
+    damaged; `OutputError`: the file or a part can't be written, or another process builds into the same file;
+    `MissingDependencyError`: Ray is not installed.
     """
     target = check_writable(path, force=force)
     spec = Spec(profile.name, profile.fingerprint, rows, seed)
@@ -70,7 +73,7 @@ def build_dataset(
         missing = [k for k, part in enumerate(parts) if not part.exists()]
         done = rows - sum(min(PART_ROWS, rows - k * PART_ROWS) for k in missing)
         progress("scenarios", done, rows)
-        for number, found in _simulated(missing, spec, profile, jobs):
+        for number, found in _simulated(missing, spec, profile, jobs, backend):
             _write_part(parts[number], found)
             done += len(found)
             progress("scenarios", done, rows)
@@ -97,17 +100,31 @@ def _check_note(folder: Path, spec: Spec) -> None:
 
 
 def _simulated(
-    missing: list[int], spec: Spec, profile: Profile, jobs: int
+    missing: list[int], spec: Spec, profile: Profile, jobs: int, backend: Backend
 ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yield number and rows of each missing part as soon as it is there."""
-    from joblib import Parallel, delayed, effective_n_jobs
+    """Yield number and rows of each missing part."""
+    from joblib import Parallel, delayed, effective_n_jobs, parallel_config
 
-    at_once = 4 * effective_n_jobs(jobs)
-    with Parallel(jobs, backend="loky", return_as="generator") as pool:
-        for start in range(0, len(missing), at_once):
-            batch = missing[start : start + at_once]
-            found = pool(delayed(part_of)(k, spec, profile, os.getpid()) for k in batch)
-            yield from zip(batch, found, strict=True)
+    if backend == "ray":
+        register_ray()
+    parent = None if backend == "ray" else os.getpid()
+    with parallel_config(backend="ray" if backend == "ray" else "loky", n_jobs=jobs):
+        at_once = 4 * effective_n_jobs(jobs)
+        # Each part is written as soon as it is there, where the backend hands parts on one by one.
+        with Parallel(return_as="list" if backend == "ray" else "generator") as pool:
+            for start in range(0, len(missing), at_once):
+                batch = missing[start : start + at_once]
+                found = pool(delayed(part_of)(k, spec, profile, parent) for k in batch)
+                yield from zip(batch, found, strict=True)
+
+
+def register_ray() -> None:
+    """Let joblib run on the Ray cluster that `ray.init` finds."""
+    try:
+        from ray.util.joblib import register_ray as register
+    except ImportError:
+        raise MissingDependencyError("The Ray backend needs ray: pip install 'adapter-packer[ray]'") from None
+    register()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _end_with(parent: int) -> None:

@@ -78,6 +78,25 @@ def _modules() -> list[Module]:
 
 
 @pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One Ray cluster on this machine for all tests.
+
+    Ray gives its own node 30 s to start, which no setting changes; a busy machine may need another attempt.
+    """
+    ray = pytest.importorskip("ray")
+    for left in (2, 1, 0):
+        try:
+            ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+            break
+        except Exception as error:
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or not left:
+                raise
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The top of the checkout."""
     return ROOT

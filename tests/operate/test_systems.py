@@ -179,6 +179,16 @@ def test_a_simulation_applies_the_placement_of_its_system(fleet: Workload, clust
             simulate_cluster(fleet, run.cluster, system, duration_s=30.0)
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_ray_gives_the_same_figures(fleet: Workload, cluster: Cluster) -> None:
+    """A local Ray cluster gives what threads give, with the same call."""
+    found = [
+        compare_systems(fleet, cluster, ["vllm"], seeds=2, duration_s=30.0, backend=backend)
+        for backend in ("threading", "ray")
+    ]
+    assert found[0] == found[1]
+
+
 def test_a_plan_for_one_kind_is_made_and_for_several_is_to_be_given(fleet: Workload, cluster: Cluster) -> None:
     """Which kinds of server there are is a question for packer solve."""
     other = Cluster.of(load_profile("h100-64gb/qwen-2.5-7b-instruct"), 1, max_loras=12, max_lora_rank=8)

@@ -42,6 +42,7 @@ CLUSTER = packer.Cluster.of(SERVER, 1, max_loras=4)
         (lambda: packer.compare_systems(FLEET, CLUSTER, "vllm"), "systems to be a sequence of .* got 'vllm'"),
         (lambda: packer.recommend(FLEET, map(str, (1,))), "sequence of Profile objects .* got \\('1',\\)"),
         (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], jobs=0), "jobs .* got 0"),
+        (lambda: packer.compare_systems(FLEET, CLUSTER, ["vllm"], backend="x"), "backend to be one of"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, paced=2), "paced to be True or False"),
         (lambda: packer.simulate_cluster(FLEET, CLUSTER, duration_s=1.0, controller=[]), "a Controller or None"),
     ],

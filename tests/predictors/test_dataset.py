@@ -16,11 +16,11 @@ import polars as pl
 import pytest
 
 from packer.adapter import Adapter
-from packer.errors import FileFormatError, IncompatibleError, OutputError
+from packer.errors import FileFormatError, IncompatibleError, MissingDependencyError, OutputError
 from packer.io.files import claimed
 from packer.predictors import build as module
 from packer.predictors import scenarios
-from packer.predictors.build import build_dataset
+from packer.predictors.build import PART_ROWS, build_dataset
 from packer.predictors.dataset import FORMAT, Dataset, Spec, read_dataset
 from packer.predictors.features import COLUMN
 from packer.predictors.scenarios import LARGE, RATES, SHARES, SIZES, scenario
@@ -305,3 +305,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     pl.DataFrame({"a": [1]}).write_parquet(other)
     with pytest.raises(FileFormatError, match="packer predictor build"):
         read_dataset(other)
+
+
+def test_ray_that_is_absent_is_named(small: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ray the message has the install line."""
+    monkeypatch.setitem(__import__("sys").modules, "ray.util.joblib", None)
+    with pytest.raises(MissingDependencyError, match=r"adapter-packer\[ray\]"):
+        build_dataset(small, tmp_path / "d.parquet", rows=3, jobs=1, backend="ray")
+
+
+@pytest.mark.usefixtures("local_ray", "whole_hours")
+def test_ray_gives_the_same_bytes(small: Profile, tmp_path: Path) -> None:
+    """A local Ray cluster builds the same dataset, of two parts, as this process does."""
+    ray, here = tmp_path / "ray.parquet", tmp_path / "here.parquet"
+    build_dataset(small, ray, rows=PART_ROWS + 5, seed=4, jobs=2, backend="ray")
+    build_dataset(small, here, rows=PART_ROWS + 5, seed=4, jobs=1)
+    assert ray.read_bytes() == here.read_bytes()
