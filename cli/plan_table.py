@@ -150,10 +150,10 @@ _FIGURES = ("offered_tok_s", "mean_ttft_ms", "worst_adapter_ttft_ms", "mean_itl_
 def _rooms(plan: packer.Plan) -> Table:
     """Headroom of servers, its limit and what helps; equal servers share a row, the `SHOWN_ROOMS` least first."""
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
-    columns = ["server", "in limits to", "queue steady to", "serves to", "what limits it", "what helps"]
+    columns = ["server", "headroom", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
     caption = f"{more} more servers have more headroom." if more else None
-    return Table("Headroom", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(4, 5), caption=caption)
+    return Table("Headroom", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(2, 3), caption=caption)
 
 
 SHOWN_ROOMS = 8

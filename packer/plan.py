@@ -58,10 +58,10 @@ class Plan:
     `bound_proven`: true if the bound is proven relative to the predictor; false if a search merely failed to refute it.
     `bound_source`: the argument that gave the bound, in words.
     `margin`: relative increase of every rate in the search, 0.05 for 5 %; None if the search used no margin.
-    `headroom`: factor by which each bin's rates may grow: the smallest of the three factors of its room, or the factor
-    up to which the predictor says that the bin does not starve. None if the bin fails at the given rates or nothing is
-    known; empty if not computed.
-    `rooms`: for each bin, the factors up to which its latency limits hold, no queue grows and it does not starve, and
+    `headroom`: factor by which each bin's rates may grow: that of its room, or the factor up to which the predictor
+    says that the bin does not starve. None if the bin fails at the given rates or nothing is known; empty if not
+    computed.
+    `rooms`: for each bin, the factor up to which its latency limits hold, no queue grows and it does not starve, and
     what limits it; empty if not computed.
     `adapters`: figures of each adapter of the workload; None if the plan was not simulated.
     `moves`: changes to running servers; None if the plan continues none.

@@ -12,27 +12,18 @@ LEVELS = tuple(round(1.08**k, 4) for k in range(19))  # Factors on the rates at 
 class Room:
     """Room to grow of one server.
 
-    `slo`, `queue`, `starvation`: largest evaluated factor on all rates at which its adapters keep their latency limits;
-    at which no queue grows; at which it does not starve. None if this fails at the given rates.
+    `headroom`: largest evaluated factor on all rates at which its adapters keep their latency limits, no queue grows
+    and it does not starve; None if that fails at the given rates.
     `limit`: what limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time", "bursts",
     "front end", "start" or "first use".
     `usage`: how much of the limiting resource is used at the load where the latency limits break, in words.
     `advice`: what would help, in words; "" if nothing is known.
     """
 
-    slo: float | None
-    queue: float | None
-    starvation: float | None
+    headroom: float | None
     limit: str = ""
     usage: str = ""
     advice: str = ""
-
-    @property
-    def headroom(self) -> float | None:
-        """The smallest of the three factors; None if one of them is None."""
-        marks = (self.slo, self.queue, self.starvation)
-        known = [factor for factor in marks if factor is not None]
-        return min(known) if len(known) == len(marks) else None
 
 
 def grouped(rooms: Sequence[Room]) -> list[tuple[tuple[int, ...], Room]]:
@@ -75,11 +66,11 @@ def holding(rooms: Sequence[Room]) -> str:
 
 
 def room_rows(rooms: Sequence[Room], most: int | None = None) -> list[tuple[str, ...]]:
-    """Rows for the `most` groups of equal servers with the least room: numbers, factors, limit and its use, advice."""
+    """Rows for the `most` groups of equal servers with the least room: numbers, headroom, limit and its use, advice."""
     return [
         (
             spans(gpus),
-            *(growth(factor) for factor in (room.slo, room.queue, room.starvation)),
+            growth(room.headroom),
             f"{room.limit}: {room.usage}" if room.limit else "–",
             room.advice or "–",
         )

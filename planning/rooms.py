@@ -39,7 +39,7 @@ def with_slots(
     reached = {item: room.headroom or 1.0 for item, room in rooms.items()}
 
     def little(item: Bin) -> bool:
-        room = rooms.get(item, Room(None, None, None))
+        room = rooms.get(item, Room(None))
         return 1.0 <= (room.headroom or 0.0) < least and room.limit in ("slots", "loading")
 
     def grown(item: Bin, known: float) -> float | None:
@@ -47,7 +47,7 @@ def with_slots(
         # More than `known` means at least the next level.
         level = min(LEVELS.index(known) + 1, len(LEVELS) - 1)
         growth = hours.growth(item, fleet)
-        return growth.reach(None, LEVELS[level - 1]) if growth.holds(None, level) and holds(item) else None
+        return growth.reach(LEVELS[level - 1]) if growth.holds(level) and holds(item) else None
 
     def rated(tried: list[Bin]) -> list[Score]:
         new = [item for item in dict.fromkeys(tried) if item not in reached and not hours.stop()]
@@ -59,7 +59,7 @@ def with_slots(
     climbs = [Climb(item, 0, [(item.max_loras, *neighbours(item, AWAY))] * little(item)) for item in bins]
     made = tuple(best or item for best, item in zip(search(climbs, rated), bins, strict=True))
     new = {item: rooms[like] for item, like in zip(made, bins, strict=True) if item in reached and item not in rooms}
-    alike = [(hours.growth(item, fleet), replace(room, slo=reached[item])) for item, room in new.items()]
+    alike = [(hours.growth(item, fleet), replace(room, headroom=reached[item])) for item, room in new.items()]
     found = in_threads(lambda job: job[0].room(job[1]), alike, TOGETHER)
     rooms.update(zip(new, found, strict=True))
     return made, tuple(rooms[item] for item in made) if given else ()
@@ -70,10 +70,11 @@ def with_room(
 ) -> Plan:
     """The plan with the factor by which each server's rates may grow; unchanged with more than `MOST_GPUS` servers.
 
-    If the twin confirms plans, `Plan.rooms` has three marks from simulated hours (the objective's limits, or else the
-    fleet's, break; a queue grows; the server starves) and what limits each server. `Plan.adapters` has each adapter's
-    figures, and the plan's figures come from these hours. Otherwise the predictor gives the factor up to which a
-    server does not starve. `hours`: hours simulated so far with the plan's seed and limits.
+    If the twin confirms plans, `Plan.rooms` has the factor from simulated hours up to which the objective's limits, or
+    else the fleet's, are kept, no queue grows and the server does not starve, and what limits each server.
+    `Plan.adapters` has each adapter's figures, and the plan's figures come from these hours. Otherwise the predictor
+    gives the factor up to which a server does not starve. `hours`: hours simulated so far with the plan's seed and
+    limits.
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan

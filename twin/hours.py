@@ -201,7 +201,7 @@ class Hours:
         grown = list(dict.fromkeys(alike))  # equal servers have one
         # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
-        usual = Room(min(LEVELS, key=lambda level: abs(level - guess)), None, None)
+        usual = Room(min(LEVELS, key=lambda level: abs(level - guess)))
         found = [usual]
         for k in range(0, len(grown), TOGETHER):  # neighbouring servers are often alike
             found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
@@ -270,58 +270,55 @@ class Growth:
     item: Bin
     fleet: Workload
     workers: Workers
-    _found: dict[int, tuple[bool, bool, bool]] = field(default_factory=dict)
+    _found: dict[int, bool] = field(default_factory=dict)  # Whether a level holds.
     _used: dict[tuple[int, int], float] = field(default_factory=dict)  # By level and seed.
     _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
 
-    def holds(self, mark: int | None, level: int) -> bool:
-        """Whether one mark of `ServerHour.holds` is true at a level; None: all marks."""
+    def holds(self, level: int) -> bool:
+        """Whether `ServerHour.holds` is true in the given hour at a level, in each part."""
         if level not in self._found:
-            self._found[level] = self.marks(level, self.hours.seed)
-        return all(self._found[level]) if mark is None else self._found[level][mark]
+            self._found[level] = self.hour_holds(level, self.hours.seed)
+        return self._found[level]
 
-    def marks(self, level: int, seed: int) -> tuple[bool, bool, bool]:
-        """Return `ServerHour.holds` of an hour at a level."""
+    def hour_holds(self, level: int, seed: int) -> bool:
+        """Whether `ServerHour.holds` is true in an hour at a level, in each part."""
         served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
         run = self.workers.begin(partial(_run, self.item, served, seed)).result()
-        holds, self._used[level, seed] = self.hours.holds(run), run.slo_used
-        if not holds[0] and level < self._broken[0]:
+        holds, self._used[level, seed] = all(self.hours.holds(run)), run.slo_used
+        if not holds and level < self._broken[0]:
             self._broken = level, run
         return holds
 
     def used(self, level: int, seed: int) -> float:
         """Return the share of the limits that is used in an hour at a level."""
         if (level, seed) not in self._used:
-            self.marks(level, seed)
+            self.hour_holds(level, seed)
         return self._used[level, seed]
 
-    def reach(self, mark: int | None, near: float | None) -> float | None:
+    def reach(self, near: float | None) -> float | None:
         """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
         start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
-        # The searches of other marks, which are monotone, too, have simulated some levels.
-        good = max((level for level in self._found if self.holds(mark, level)), default=-1)
+        # Searches for more slots have simulated some levels.
+        good = max((level for level in self._found if self.holds(level)), default=-1)
         bad = min((level for level in self._found if level > good), default=len(LEVELS))
         late = stop() and not self._found
-        low = -1 if late else reach(partial(self.holds, mark), good + 1, bad - 1, start, stop=stop)[0]
+        low = -1 if late else reach(self.holds, good + 1, bad - 1, start, stop=stop)[0]
         return LEVELS[low] if low >= 0 else None
 
     def room(self, like: Room) -> Room:
-        """Return the three marks, and what limits the server first; `like`: room of a similar server."""
-        slo = self.reach(0, like.slo)
-        queue = self.reach(1, like.queue or slo)
-        starvation = self.reach(2, like.starvation or queue)
-        return self._room(slo, queue, starvation)
+        """Return the headroom, and what limits the server first; `like`: room of a similar server."""
+        return self._room(self.reach(like.headroom))
 
     def checked(self, room: Room) -> Room:
-        """Return the room with the highest factor, up to its own, at which further hours keep the limits, too: one hour
-        if hours are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
+        """Return the room with the highest factor, up to its own, at which further hours hold, too: one hour if hours
+        are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
         evaluated."""
-        level = 0 if room.slo is None else LEVELS.index(room.slo)
+        level = 0 if room.headroom is None else LEVELS.index(room.headroom)
         # Each further hour begins at the level that the hours before it have kept.
         for seed in self._further():
-            while level > 0 and not self.hours.stop() and not self.marks(level, seed)[0]:
+            while level > 0 and not self.hours.stop() and not self.hour_holds(level, seed):
                 level -= 1
-        return room if room.slo in (None, LEVELS[level]) else self._room(LEVELS[level], room.queue, room.starvation)
+        return room if room.headroom in (None, LEVELS[level]) else self._room(LEVELS[level])
 
     def _further(self) -> list[int]:
         """Return the seeds of further hours: of one if hours are alike, else of `FRESH_HOURS`."""
@@ -339,21 +336,21 @@ class Growth:
             except ValidationError:  # a rule of the engine
                 return False
             other = self.hours.growth(item, self.fleet)
-            more = 0 if sim is not None and other.marks(level, sim.seed)[0] else len(further)
+            more = 0 if sim is not None and other.hour_holds(level, sim.seed) else len(further)
             for seed in further:
                 more += 2 * more < len(further) and other.used(level, seed) > self.used(level, seed)
             return 2 * more < len(further)
 
-        return room if self.hours.stop() else self._room(room.slo, room.queue, room.starvation, help_)
+        return room if self.hours.stop() else self._room(room.headroom, help_)
 
-    def _room(self, slo: float | None, queue: float | None, starvation: float | None, help_: Help = None) -> Room:
+    def _room(self, headroom: float | None, help_: Help = None) -> Room:
         """Return the room with what limits the server first; `help_`: see `limit_of`."""
         level, sim = self._broken
         if sim is None:
-            return Room(slo, queue, starvation)
+            return Room(headroom)
         limit = limit_of(sim, help_)
         growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
-        return Room(slo, queue, starvation, limit.name, limit.usage + growth, limit.advice)
+        return Room(headroom, limit.name, limit.usage + growth, limit.advice)
 
 
 def _key(job: Job) -> Any:

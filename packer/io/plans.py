@@ -245,7 +245,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         bins=bins,
         evaluations=Evaluations.of([_evaluation(k, gpu, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
-        rooms=tuple(parse(Room, each, f"gpus.{k}.room") for k, each in enumerate(rooms) if any(rooms)),
+        rooms=tuple(_room(k, each, file.headroom[k : k + 1]) for k, each in enumerate(rooms) if any(rooms)),
         adapters=_adapters(file, np.isin(np.arange(len(workload)), unplaced)),
         moves=moves,
         unplaced=unplaced,
@@ -262,6 +262,14 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     for key, fault in () if changed else chain(disagreements(plan), _derived(plan, file)):
         raise FileFormatError(f"{fault}; {AGAIN}", key=key)
     return plan
+
+
+def _room(k: int, room: dict[str, Any], headroom: list[float | None]) -> Room:
+    """The room of a server. Older files have three factors; their smallest is the server's `headroom`."""
+    if "slo" in room:
+        factors = dict.fromkeys(("slo", "queue", "starvation"))
+        room = {"headroom": headroom[0] if headroom else None} | {key: room[key] for key in room if key not in factors}
+    return parse(Room, room, f"gpus.{k}.room")
 
 
 def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from packer.room import Room, grouped, spans
 
 def test_equal_rooms_are_grouped_with_the_least_first() -> None:
     """Each server is in one group; servers without headroom come before those with some."""
-    wide, tight, none = Room(2.0, 2.5, 3.0), Room(1.1, 1.2, 1.3, "slots"), Room(None, 1.2, 1.3)
+    wide, tight, none = Room(2.0), Room(1.1, "slots"), Room(None)
     rooms = [wide, tight, wide, none, wide, tight]
     assert grouped(rooms) == [((3,), none), ((1, 5), tight), ((0, 2, 4), wide)]
 

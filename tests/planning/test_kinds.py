@@ -119,7 +119,7 @@ def test_without_all_prices_the_fewest_gpus_decide(two_models: Plan) -> None:
     dear = Option(None, "dear", two_models, holds=True, told="")
     assert kinds.cheapest([free, dear]) is dear
     assert kinds.cheapest([replace(dear, kinds="other", holds=False), free]) is free
-    rooms = tuple(Room(1.1, 1.1, 1.1) for _ in two_models.bins)
+    rooms = tuple(Room(1.1) for _ in two_models.bins)
     tight = replace(dear, plan=replace(two_models, rooms=rooms))
     assert kinds.cheapest([tight, dear]) is dear  # of equal ones that with more room
     (said,) = kinds.unpriced([free, dear])

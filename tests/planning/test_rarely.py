@@ -91,13 +91,13 @@ def test_a_server_that_most_busy_hours_break_is_broken_too_often(
     """Of three busy hours or more, if arrivals vary; a server with room, or one that breaks by luck, is not asked."""
     fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(4)], arrivals=Arrivals("unpredictable"))
     bins = tuple(Bin((k,), server.settings(1, 16), server) for k in range(4))
-    plan: Any = SimpleNamespace(bins=bins, rooms=[Room(LEVELS[2 - (k == 2)], 2.0, 2.0) for k in range(4)])
+    plan: Any = SimpleNamespace(bins=bins, rooms=[Room(LEVELS[2 - (k == 2)]) for k in range(4)])
     kept = KeptHours(fleet, fleet, 0, Hours())
     monkeypatch.setattr(kept, "broken_in", lambda some, hours: hours[:broken] if some == [bins[2]] else 1 / 0)
     assert often_broken(kept, plan) == (kept.busy(bins)[:3] if often else [])
     kept.unlucky[bins] = [1.0], [kept.given]
     assert often_broken(kept, plan) == []
-    plan.rooms = [Room(LEVELS[2], 2.0, 2.0)] * 4
+    plan.rooms = [Room(LEVELS[2])] * 4
     assert often_broken(KeptHours(fleet, fleet, 0, Hours()), plan) == []
 
 

@@ -33,7 +33,7 @@ def test_servers_with_room_get_more_slots_where_more_room_is_asked_for(
     fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(6)]), Hours()
     items = [Bin((0, 1, 2, 3, 4, 5), server.settings(4, 8), server, (1.0 / 6.0,) * 6)]
     given = hours.rooms(items, fleet)
-    assert (given[0].slo or 0.0) > LITTLE
+    assert (given[0].headroom or 0.0) > LITTLE
     made, _ = with_slots(hours, fleet, items, given, lambda _item: True, least)
     assert made[0].max_loras == slots
 
@@ -53,8 +53,8 @@ def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypat
     fleet, hours = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(4)]), Hours()
     items = [Bin((0, 1, 2, 3), server.settings(2, 8), server, (0.25,) * 4)] * 4
     given = hours.rooms(items, fleet)
-    assert {room.slo for room in given} == {LEVELS[1]}
+    assert {room.headroom for room in given} == {LEVELS[1]}
     made, rooms = with_slots(hours, fleet, items, given, lambda _item: True, LITTLE)
     assert [item.max_loras for item in made] == [4] * 4
-    assert {room.slo for room in rooms} == {LEVELS[3]}
+    assert {room.headroom for room in rooms} == {LEVELS[3]}
     assert len(asked) == len(set(asked))

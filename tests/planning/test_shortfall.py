@@ -298,7 +298,7 @@ def test_a_plan_says_how_many_busy_hours_break_it(server: Profile) -> None:
     drawn."""
     fleet = Workload([Adapter(f"a{k}", 16, 0.3) for k in range(4)], arrivals=Arrivals("unpredictable"))
     bins = (Bin((0, 1, 2), server.settings(3, 16), server), Bin((3,), server.settings(1, 16), server))
-    rooms = tuple(Room(factor, 2.0, 2.0) for factor in (LEVELS[1], LEVELS[2]))
+    rooms = tuple(Room(factor) for factor in (LEVELS[1], LEVELS[2]))
     plan = SimpleNamespace(bins=bins, rooms=rooms, workload=fleet, n_gpus=2)
     kept = _BreaksInBusyHours(fleet, fleet, 0, Hours())
     said = "Busy hours may break the goal: of the busiest 6 of 24 hours 1 breaks it, for 2 of 4 adapters."

@@ -30,7 +30,7 @@ def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) ->
     ]
     plan = toy_plan(names, gpus=60)
     path = tmp_path / "report.html"
-    rooms = tuple(Room(1.0 + k % 5 / 10, 1.5, 2.0) for k in range(60))
+    rooms = tuple(Room(1.0 + k % 5 / 10) for k in range(60))
     growth = growth_of(plan, saturating, predictor="saturating")
     path.write_text(render_report(dataclasses.replace(plan, rooms=rooms), growth=growth), "utf-8")
     return path

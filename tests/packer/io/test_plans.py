@@ -28,6 +28,7 @@ from packer.plan import Moves, Plan, Status
 from packer.planning.assemble import versions
 from packer.planning.recommend import recommend
 from packer.profile import Profile
+from packer.room import Room
 from packer.sessions import Sessions
 from packer.testing.analytic import AnalyticPredictor
 from packer.twin.hours import Hours, merged
@@ -112,6 +113,17 @@ def test_saving_a_loaded_plan_gives_the_same_bytes(plan: Plan, tmp_path: Path, k
     write_plan(given, tmp_path / "one.json")
     write_plan(load_plan(tmp_path / "one.json"), tmp_path / "two.json")
     assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
+
+
+def test_older_files_have_the_smallest_of_three_factors_as_headroom(plan: Plan) -> None:
+    """A file that has three factors for each server is read; its headroom is that of the server."""
+    rooms = (Room(1.2, "slots", "4 of 4 in use", "max_loras 6"), Room(None))
+    data = plan_to_dict(replace(plan, rooms=rooms))
+    for gpu in data["gpus"]:
+        gpu["room"] = {"slo": 1.2, "queue": 1.5, "starvation": 1.6} | {
+            key: text for key, text in gpu["room"].items() if key != "headroom"
+        }
+    assert plan_from_dict(data).rooms == rooms
 
 
 def test_unplaced_adapters_come_back_by_name(plan: Plan, tmp_path: Path) -> None:
