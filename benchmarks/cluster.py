@@ -23,10 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLEET, CLUSTER = "examples/workloads/azure-conv-2023.csv", "examples/clusters/four-h100.toml"
 SYSTEMS = ("packer", "affinity", "llm-d", "vllm", "round-robin", "hrw")
 SLOTS = (4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96)
-ROUTERS = {
-    "affinity": ("affinity:slack=4", "affinity:slack=16"),
-    "llm-d": ("gateway", "gateway:lora=4"),
-}
+ROUTERS = {"affinity": ("affinity:slack=4", "affinity:slack=16"), "llm-d": ("gateway", "gateway:lora=4")}
 """Systems with a setting besides slots: weights of llm-d are its default, or LoRA affinity as the queue and the KV
 cache together."""
 TUNING_SEEDS, SEEDS = range(1000, 1002), 6

@@ -128,12 +128,7 @@ def _cluster_run(servers: int, adapters: int, duration_s: float, req_s: float) -
     run = packer.simulate_cluster(fleet, cluster, router="most-idle", duration_s=duration_s)
     cpu_s = time.process_time() - started
     hours = servers * duration_s / 3600.0
-    return {
-        "cpu_s": cpu_s,
-        "cpu_s_per_server_hour": cpu_s / hours,
-        "requests": run.sent,
-        "steps": run.engine_steps,
-    }
+    return {"cpu_s": cpu_s, "cpu_s_per_server_hour": cpu_s / hours, "requests": run.sent, "steps": run.engine_steps}
 
 
 def thousand(folder: Path) -> Path:

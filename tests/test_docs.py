@@ -59,11 +59,7 @@ def test_commands_and_options_exist(page: str) -> None:
         known = {
             opt
             for param in command.get_params(click.Context(command))
-            for opt in (
-                *param.opts,
-                *param.secondary_opts,
-                *(f"--{name}" for name in getattr(param, "names", ())),
-            )
+            for opt in (*param.opts, *param.secondary_opts, *(f"--{name}" for name in getattr(param, "names", ())))
         }
         known |= {"--help", "-h", "--version"}
         given = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}

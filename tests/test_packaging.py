@@ -93,17 +93,7 @@ def test_wheel_holds_packer_alone_and_all_of_it(root: Path, setuptools_table: di
     for folder in setuptools_table["package-dir"].values():
         ignore = shutil.ignore_patterns("__pycache__", ".*", "*.tmp")
         shutil.copytree(root / folder, copy / folder, symlinks=True, ignore=ignore)
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--installer",
-        "uv",
-        "--outdir",
-        str(tmp_path),
-        str(copy),
-    ]
+    build = [sys.executable, "-m", "build", "--wheel", "--installer", "uv", "--outdir", str(tmp_path), str(copy)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")

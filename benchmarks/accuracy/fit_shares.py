@@ -173,11 +173,7 @@ def main() -> None:
                 runs = after_runs(every)
                 print(f"  {kind}, after {RUNS} runs of the server: {runs}")
         rows = sum(len(server.tpot_ms) for server in found)
-        lines += [
-            f"[{kind}]",
-            *(f"{name} = {value!r}" for name, value in (shares | FIXED).items()),
-            "",
-        ]
+        lines += [f"[{kind}]", *(f"{name} = {value!r}" for name, value in (shares | FIXED).items()), ""]
         lines[-1:] = [f'provenance = "{rows} rows of {len(found)} servers"', ""]
     said = f'provenance = "{RUNS} rows of a dense server that was left out, {DRAWS} draws of each server"'
     lines += ["[after_runs]", *(f"{name} = {value!r}" for name, value in runs.items()), said, ""]

@@ -41,9 +41,7 @@ def simulated_tpot_ms(server: Server, rows: np.ndarray) -> FloatArray:
             max_model_len=prompt + output + 200,
         )
         fleet = packer.Workload(
-            adapters=[packer.Adapter("base", rank=0, rate=1.0)],
-            input_tokens=drawn(prompt),
-            output_tokens=drawn(output),
+            adapters=[packer.Adapter("base", rank=0, rate=1.0)], input_tokens=drawn(prompt), output_tokens=drawn(output)
         )
         long_s = REQUESTS * server.tpot_ms[i] * 1e-3 * output
         run = packer.simulate(

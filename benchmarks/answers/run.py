@@ -187,10 +187,7 @@ def main() -> None:
         print(f"  differ by {max(counts) - min(counts)}; break: {broken or 'none'}", flush=True)
         for way in broken:
             found = row["replayed hour"][way]
-            print(
-                f"  {way}: {found['text']} So do {found['drawn hours broken']} of {DRAWS} drawn ones.",
-                flush=True,
-            )
+            print(f"  {way}: {found['text']} So do {found['drawn hours broken']} of {DRAWS} drawn ones.", flush=True)
         if given.write:  # others may have written theirs
             rows = {**(json.loads(path.read_text("utf-8")) if path.exists() else {}), name: row}
             path.write_text(record_text(rows) + "\n", "utf-8")

@@ -26,11 +26,7 @@ from packer.traces.trace import Trace
 
 SHARED = Path("../shared/data/traces")
 SERVER = packer.load_profile("h100-64gb/llama-3.1-8b-instruct")
-TRACES = {
-    "azure_llm_2023_conv.csv.gz": 0.9,
-    "azure_llm_2023_code.csv.gz": 0.4,
-    "mooncake_synthetic.jsonl.gz": 0.2,
-}
+TRACES = {"azure_llm_2023_conv.csv.gz": 0.9, "azure_llm_2023_code.csv.gz": 0.4, "mooncake_synthetic.jsonl.gz": 0.2}
 """Traces, and the share of their requests that the server gets: it serves them, with queues."""
 DRAWS, MINUTE_S = 16, 60.0
 

@@ -112,11 +112,7 @@ def _with_lengths(kind: str) -> Callable[[Workload], Workload]:
         mean_in, mean_out = workload.input_tokens.mean, workload.output_tokens.mean
         lengths = {
             "constant": (Lengths.constant(mean_in), Lengths.constant(mean_out), 0.0),
-            "log-normal": (
-                Lengths.lognormal(mean_in, 1.1),
-                Lengths.lognormal(mean_out, 1.04),
-                SHAREGPT_CORRELATION,
-            ),
+            "log-normal": (Lengths.lognormal(mean_in, 1.1), Lengths.lognormal(mean_out, 1.04), SHAREGPT_CORRELATION),
             "independent": (workload.input_tokens, workload.output_tokens, 0.0),
         }[kind]
         return Workload(workload.adapters, *lengths)

@@ -109,11 +109,7 @@ def _workloads() -> list[Target]:
     ]  # fmt: skip
     changing = {"kind": "piecewise", "period_s": 60.0, "factors": [1, 0.5]}
     replay = {"kind": "trace", "time_s": [0.0, 1.5], "adapter": [0, 1], "input_tokens": [5, 6], "output_tokens": [7, 8]}
-    periods = {
-        "adapters": adapters,
-        "arrivals": changing,
-        "input_tokens": {"kind": "gamma", "mean": 9, "cv": 1},
-    }
+    periods = {"adapters": adapters, "arrivals": changing, "input_tokens": {"kind": "gamma", "mean": 9, "cv": 1}}
     yaml = (
         b"adapters:\n- {name: a, rank: 8, rate: 1e-3}\n- name: b\n  rank: 16\n  rate: 0.5\n"
         b"arrivals:\n  kind: unpredictable\n  period_s: 60\n"

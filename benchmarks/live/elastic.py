@@ -39,14 +39,7 @@ async def drive(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with stack.around():
         stack.start(0)
         await asyncio.to_thread(stack.wait, [0])
-        given = (
-            "live",
-            "apply",
-            str(folder / "plan.json"),
-            "--servers",
-            str(folder / "servers.toml"),
-            "--yes",
-        )
+        given = ("live", "apply", str(folder / "plan.json"), "--servers", str(folder / "servers.toml"), "--yes")
         assert await packer_run(*given, log=folder / "packer.log") == 0
         client = Client(names, LOW, options.seed, folder / "requests.jsonl")
         traffic = asyncio.create_task(client.run(options.minutes * 60.0))

@@ -100,12 +100,7 @@ def cases() -> Iterator[Case]:
             )
     for name, (answer, _) in STREAMED.items():
         yield Case(
-            f"calibrate {name}",
-            measured,
-            "/v1/completions",
-            answer,
-            "No server could be measured|hangs|fail",
-            (3,),
+            f"calibrate {name}", measured, "/v1/completions", answer, "No server could be measured|hangs|fail", (3,)
         )
     for name, (*_, says) in UNTRUSTED.items():
         for words in ("live doctor --url URL", metrics, measured):
@@ -198,13 +193,7 @@ def main() -> None:
     told_s = max((found[case.name]["took_s"] for case in chosen if case.told_s), default=0.0)
     print(f"{len(found)} cases, {failed} faults, at most {peak_mb} MB, at most {told_s:.1f} s after SIGTERM")
     if given.json is not None:
-        rows = {
-            "cases": len(found),
-            "faults": failed,
-            "peak_mb": peak_mb,
-            "after_sigterm_s": told_s,
-            "found": found,
-        }
+        rows = {"cases": len(found), "faults": failed, "peak_mb": peak_mb, "after_sigterm_s": told_s, "found": found}
         given.json.write_text(record_text(rows) + "\n", "utf-8")
     sys.exit(1 if failed else 0)
 

@@ -112,10 +112,7 @@ def main() -> None:
                     cpu_s, memory, most = taken(process.pid)
                     spent.append(cpu_s - before)
                     before = cpu_s
-                    print(
-                        f"look {len(spent)}: {spent[-1]:.2f} s, {memory:.0f} MiB, at most {most:.0f}",
-                        flush=True,
-                    )
+                    print(f"look {len(spent)}: {spent[-1]:.2f} s, {memory:.0f} MiB, at most {most:.0f}", flush=True)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(30)

@@ -328,10 +328,7 @@ class Follow:
             ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
             cpu_s = (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
             peak_kb = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-            self.used = {
-                "cpu_share": round(cpu_s / (time.monotonic() - self.began_s), 4),
-                "peak_mb": peak_kb // 1024,
-            }
+            self.used = {"cpu_share": round(cpu_s / (time.monotonic() - self.began_s), 4), "peak_mb": peak_kb // 1024}
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(30)

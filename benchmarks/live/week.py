@@ -61,10 +61,7 @@ def plan_before(fleet: packer.Workload, profile: packer.Profile, rates: dict[str
 def uniform(plan: packer.Plan, fleet: packer.Workload, seed: int = 0) -> packer.Plan:
     """The plan with one kind of server, which can take any adapter: its slots hold most of the fleet's mix."""
     item, most, found = plan.bins[0], 0.0, plan.bins[0].settings
-    rank, load = (
-        slot_rank_for(int(fleet.ranks.max())),
-        dict(enumerate(fleet.offered_tok_s_by_adapter.tolist())),
-    )
+    rank, load = (slot_rank_for(int(fleet.ranks.max())), dict(enumerate(fleet.offered_tok_s_by_adapter.tolist())))
     slots = max_loras_candidates(len(fleet), item.profile, rank)
     capacity = Capacity(fleet, [ServerKind(f"{n} slots", item.profile, n, rank) for n in slots], seed)
     for s, n in enumerate(slots):

@@ -199,10 +199,7 @@ class Nearest:
         self.words = {path: set(re.findall(r"\w+", path.read_text("utf-8"))) for path in self.tests}
         self.spread = Counter(word for words in self.words.values() for word in words)
         folders = {each.resolve() for each in (ROOT / "packer").iterdir() if each.is_dir()}
-        paths = [
-            *(ROOT / "packer").glob("*.py"),
-            *(each for folder in folders for each in folder.rglob("*.py")),
-        ]
+        paths = [*(ROOT / "packer").glob("*.py"), *(each for folder in folders for each in folder.rglob("*.py"))]
         files = [str(each.relative_to(ROOT)) for each in paths]
         self.modules = {module_of(name): imported(ROOT / name) for name in files}
 
@@ -310,11 +307,7 @@ def main() -> None:
             print(f"{mutant.path}:{mutant.line}: {mutant.before} → {mutant.after}: {found}", flush=True)
             rows = [each for each in done if each.outcome]
             if given.output is not None:
-                record = {
-                    "seed": seed,
-                    "killed": _killed(rows),
-                    "mutants": [asdict(each) for each in rows],
-                }
+                record = {"seed": seed, "killed": _killed(rows), "mutants": [asdict(each) for each in rows]}
                 given.output.write_text(record_text(record) + "\n", "utf-8")
     print(f"{_killed(rows)} of {len(rows)} killed, {_used_s() / 60:.0f} minutes of CPU time")
 

@@ -78,11 +78,7 @@ def questions(profile: Profile, seed: int) -> tuple[Workload, BinTable]:
     for _ in range(QUESTIONS):
         n = int(rng.integers(8, 256))
         bins.append(
-            Bin(
-                tuple(rng.permutation(384)[:n].tolist()),
-                profile.settings(int(rng.choice((16, 64, 128))), 32),
-                profile,
-            )
+            Bin(tuple(rng.permutation(384)[:n].tolist()), profile.settings(int(rng.choice((16, 64, 128))), 32), profile)
         )
     return fleet, BinTable.of(bins)
 

@@ -157,8 +157,7 @@ def row(case: Case, report: BinReport) -> dict[str, Any]:
             for name in COMPARED
         },
         "send_lateness_p99_ms": max(
-            (float(np.quantile(r.outcome.load.lateness_ms, 0.99)) for r in report.runs if r.outcome.load),
-            default=None,
+            (float(np.quantile(r.outcome.load.lateness_ms, 0.99)) for r in report.runs if r.outcome.load), default=None
         ),
     }
 
@@ -251,11 +250,7 @@ def run_schedule(_launch: Launch, place: Place) -> None:
     write(place, "load_generator.json", {"machine": machine(), **measure_schedule(place.work / "schedule")})
 
 
-PHASES = {
-    "schedule": run_schedule,
-    "servers": run_servers,
-    "plans": run_plans,
-}
+PHASES = {"schedule": run_schedule, "servers": run_servers, "plans": run_plans}
 
 
 def main() -> None:

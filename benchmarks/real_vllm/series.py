@@ -73,10 +73,7 @@ def launch_of(launch: Launch, variant: str) -> Launch:
     }
     extra = ("--disable-log-stats",) if variant == "no-stats" else ()
     return replace(
-        launch,
-        step_log=False,
-        arguments=(*launch.arguments, *extra),
-        environment={**launch.environment, **environment},
+        launch, step_log=False, arguments=(*launch.arguments, *extra), environment={**launch.environment, **environment}
     )
 
 
@@ -98,10 +95,7 @@ def scrape_until(url: str, stop: threading.Event, times_ms: list[float]) -> None
 def run_stage(server: LiveServer, launch: Launch, stage: Stage, seconds: float, seed: int, folder: Path) -> Any:
     """Send one load; returns what the client saw and the times of the scrapes meanwhile, ms."""
     fleet = Workload(
-        [Adapter(f"a{i}", RANK, stage.rate / stage.adapters) for i in range(stage.adapters)],
-        INPUT,
-        OUTPUT,
-        0.0,
+        [Adapter(f"a{i}", RANK, stage.rate / stage.adapters) for i in range(stage.adapters)], INPUT, OUTPUT, 0.0
     )
     job = LoadJob(
         server.url,
@@ -176,12 +170,7 @@ def render_law(python: str) -> dict[str, Any]:
     found, _ = nnls(table / scale / times[:, None], np.ones(len(rows)))
     error = np.abs(table @ (found / scale) / times - 1.0)
     series, character = (found / scale).tolist()
-    return {
-        "series_ms": series,
-        "character_ms": character,
-        "mean_relative_error": float(error.mean()),
-        "rows": rows,
-    }
+    return {"series_ms": series, "character_ms": character, "mean_relative_error": float(error.mean()), "rows": rows}
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

@@ -68,11 +68,7 @@ def largest_rate(case: Case, profile: Profile) -> float:
     for _ in range(14):
         middle = (low * high) ** 0.5
         sim = simulate(
-            fleet(case, middle),
-            profile,
-            max_loras=case.max_loras,
-            max_lora_rank=case.max_lora_rank,
-            duration_s=300.0,
+            fleet(case, middle), profile, max_loras=case.max_loras, max_lora_rank=case.max_lora_rank, duration_s=300.0
         )
         if sim.total_token_throughput >= 0.95 * sim.offered_tok_s:
             low = middle

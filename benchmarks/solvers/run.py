@@ -84,11 +84,7 @@ def wanted(instance: Instance) -> Iterator[tuple[str, str]]:
 
 
 def run(
-    instance: Instance,
-    solver: str,
-    objective: str,
-    predictor_of_search: Predictor,
-    options: argparse.Namespace,
+    instance: Instance, solver: str, objective: str, predictor_of_search: Predictor, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One solver on one instance, as a row of the results."""
     fleet = instance.workload()

@@ -16,11 +16,7 @@ from packer.arrival import Arrivals
 
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"
-RATES = {
-    "high": (1.6, 0.8, 0.4),
-    "low": (0.1, 0.05, 0.025),
-    "mixed": (1.6, 0.4, 0.05, 0.0125),
-}
+RATES = {"high": (1.6, 0.8, 0.4), "low": (0.1, 0.05, 0.025), "mixed": (1.6, 0.4, 0.05, 0.0125)}
 """Request rates, req/s; each adapter draws one."""
 RANKS = {"8": (8,), "32": (32,), "mixed": (8, 16, 32)}
 SIZES = {LLAMA: (16, 64, 256, 1024), QWEN: (16, 128, 512, 4096)}

@@ -123,10 +123,7 @@ def counting(rows: Sequence[Row]) -> list[str]:
             ("gap of auto, largest", f"{max(gaps):.2%}"),
             ("optimal, ≤ 256 adapters", f"{len(proven)} of {len(small)}"),
             ("… of these, bound by enumeration", f"{len(enumerated)} of {len(proven)}"),
-            (
-                "optimal, ≤ 256 adapters and more than one GPU",
-                f"{sum(r in proven for r in hard)} of {len(hard)}",
-            ),
+            ("optimal, ≤ 256 adapters and more than one GPU", f"{sum(r in proven for r in hard)} of {len(hard)}"),
         ]
     checks = sum(row["details"].get("dominance_checks") or 0 for row in rows)
     wrong = sum(row["details"].get("dominance_violations") or 0 for row in rows)
@@ -166,14 +163,7 @@ def latency(rows: Sequence[Row]) -> list[str]:
         ttft = statistics.mean(a["twin_ttft_ms"] / b["twin_ttft_ms"] for a, b in both) - 1.0
         itl = statistics.mean(a["twin_itl_ms"] / b["twin_itl_ms"] for a, b in both) - 1.0
         lines.append((baseline, len(both), f"{ttft:+.1%}", f"{itl:+.1%}", worse_ttft, worse_itl))
-    head = (
-        "spread-refined against",
-        "fleets",
-        "TTFT, mean",
-        "ITL, mean",
-        "TTFT worse by > 0.5 %",
-        "ITL worse",
-    )
+    head = ("spread-refined against", "fleets", "TTFT, mean", "ITL, mean", "TTFT worse by > 0.5 %", "ITL worse")
     return ["### Latency on 1.5 × greedy's GPUs, by the twin", "", *table(head, lines), ""] if lines else []
 
 

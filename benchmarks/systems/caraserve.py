@@ -7,15 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from caraserve_larger import larger_rows
-from caraserve_server import (
-    INPUT,
-    OUTPUT,
-    RUN_S,
-    cold_rows,
-    profile,
-    single_rows,
-    toy_rows,
-)
+from caraserve_server import INPUT, OUTPUT, RUN_S, cold_rows, profile, single_rows, toy_rows
 from rows import Constant, Row, Section, mean, of_seeds, shown
 
 import packer

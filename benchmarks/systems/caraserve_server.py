@@ -306,11 +306,7 @@ def cold_rows(seeds: int) -> list[Row]:
             "the exponent of popularity was fitted to it",
             "fitted",
         ),
-        Row(
-            "effect on Fig. 3: popularity of exponent 1",
-            "–",
-            " / ".join(shown(values, 0) for values in steeper),
-        ),
+        Row("effect on Fig. 3: popularity of exponent 1", "–", " / ".join(shown(values, 0) for values in steeper)),
         Row(
             "Fig. 14: OnDmd's latency overhead at 512 over that at 128 adapters",
             "31 / 6 = 5.2",

@@ -20,11 +20,7 @@ POLICIES = {
     "FineInfer": "temporal",
 }
 RATES = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
-RANGES = {
-    "chunked training": (1.57, 2.18),
-    "vLLM + torchtune (MPS)": (2.53, 14.77),
-    "FineInfer": (2.38, 8.17),
-}
+RANGES = {"chunked training": (1.57, 2.18), "vLLM + torchtune (MPS)": (2.53, 14.77), "FineInfer": (2.38, 8.17)}
 """Published for rates of at most 0.5 req/s."""
 KAPPAS = LLMStation().kappa_decode, LLMStation().kappa_tuning
 ROOM = 1.2
@@ -78,12 +74,7 @@ def order_rows(found: dict[str, dict[float, list[float]]], model: str) -> list[R
         f"{rate:g} req/s: " + " / ".join(f"{means[name][rate]:.2f}" for name in POLICIES) for rate in RATES
     )
     return [
-        Row(
-            f"Fig. 9i, {model}: samples/s ({' / '.join(POLICIES)})",
-            "curves unreadable",
-            text,
-            basis="untestable",
-        ),
+        Row(f"Fig. 9i, {model}: samples/s ({' / '.join(POLICIES)})", "curves unreadable", text, basis="untestable"),
         Row(
             f"Fig. 9i, {model}: highest at ≤ {LOW:g} req/s",
             "LLMStation",

@@ -63,10 +63,7 @@ class Machine:
     def fleet(self, rate: float, tokens: float = 512.0, served: int = 1) -> Workload:
         """Requests of `served` adapters beside the training of another; Poisson."""
         job = FineTuning(
-            sample_tokens=Lengths.constant(tokens),
-            rank=self.rank,
-            layers=self.layers,
-            weights_ms=self.weights_ms,
+            sample_tokens=Lengths.constant(tokens), rank=self.rank, layers=self.layers, weights_ms=self.weights_ms
         )
         return Workload(
             [packer.Adapter(f"served-{i}", self.rank, rate / served) for i in range(served)],

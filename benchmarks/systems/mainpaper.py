@@ -6,19 +6,7 @@ import time
 from collections import Counter
 
 import numpy as np
-from mainpaper_runs import (
-    GPUS,
-    LLAMA,
-    METHODS,
-    QWEN,
-    SCENARIOS,
-    Found,
-    Outcome,
-    Scenario,
-    largest,
-    outcomes,
-    placed,
-)
+from mainpaper_runs import GPUS, LLAMA, METHODS, QWEN, SCENARIOS, Found, Outcome, Scenario, largest, outcomes, placed
 from rows import Constant, Row, Section, mean, shown, table
 
 import packer

@@ -6,12 +6,7 @@ import numpy as np
 from rock_cluster import LOADS, QPS, READINGS, SYSTEMS, Found, Reading, at, outcome
 from rows import Constant, Row, Section, below, mean, of_seeds, shown, table
 
-TABLE_3 = {
-    "RROD": (61, 6.82, 0.0),
-    "LRUMS": (45, 5.78, 39.2),
-    "Proactive": (25, 5.48, 66.2),
-    "ROCK": (14, 4.81, 84.1),
-}
+TABLE_3 = {"RROD": (61, 6.82, 0.0), "LRUMS": (45, 5.78, 39.2), "Proactive": (25, 5.48, 66.2), "ROCK": (14, 4.81, 84.1)}
 GPUS = 64
 
 
@@ -231,12 +226,7 @@ def queue_rows(loads: dict[float, Found]) -> list[Row]:
     ]
 
 
-ONLY = {
-    "status": ("LRUMS",),
-    "proactive": ("Proactive",),
-    "queues": ("ROCK", "ROCK per task"),
-    "dispatch": ("ROCK",),
-}
+ONLY = {"status": ("LRUMS",), "proactive": ("Proactive",), "queues": ("ROCK", "ROCK per task"), "dispatch": ("ROCK",)}
 """Field of a reading → the systems that alone see it."""
 
 
@@ -277,12 +267,7 @@ def section(seeds: int) -> Section:
         "ROCK: adapters of image models on four kinds of GPU",
         "ROCK: Serving Multimodal Models in Cloud with Heterogeneous-Aware Resource Orchestration",
         CONSTANTS,
-        [
-            *table_rows(found),
-            *latency_rows(found),
-            *kind_rows(found, seeds),
-            *queue_rows(loads),
-        ],
+        [*table_rows(found), *latency_rows(found), *kind_rows(found, seeds), *queue_rows(loads)],
         (
             "ROCK is Algorithm 1 to the letter: a matching of the last 90 s' tasks holds for 90 s. It keeps the order "
             "of hit rates but can't give that of latencies, which follows by hand: by the paper's own Table 3 ROCK "

@@ -27,13 +27,7 @@ UNIT_BYTES = 3.1e6
 LOAD_BASE_MS, LOAD_BYTES_S = 3500.0, 40e6
 CLASSES = {"text-to-image": 1.0, "inpainting": 0.93, "image-to-image": 1.12}
 """Kind of task → factor on its time."""
-SYSTEMS = {
-    "RROD": "rrod",
-    "LRUMS": "lrums",
-    "Proactive": "proactive",
-    "ROCK": "rock",
-    "ROCK per task": "rock-per-task",
-}
+SYSTEMS = {"RROD": "rrod", "LRUMS": "lrums", "Proactive": "proactive", "ROCK": "rock", "ROCK per task": "rock-per-task"}
 RUN_S = 720.0
 QPS = 3.0
 LOADS = (2.0, QPS, 4.0, 5.0)

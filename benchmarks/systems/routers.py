@@ -74,11 +74,7 @@ def section(seeds: int) -> Section:
             "Punica runs at most 32 requests at once, which this fleet exceeds.",
         ),
         tables=[
-            table(
-                "160 adapters on four servers",
-                ["system", "TTFT, ms", "TPOT, ms", "SLO kept, %", "hits"],
-                cells,
-            )
+            table("160 adapters on four servers", ["system", "TTFT, ms", "TPOT, ms", "SLO kept, %", "hits"], cells)
         ],
     )
 

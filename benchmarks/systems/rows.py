@@ -120,10 +120,7 @@ def markdown(section: Section) -> str:
     """The section as tables."""
     lines = [f"## {section.title}", "", f"Source: {section.source}.", ""]
     if section.presets:
-        lines += [
-            "Systems of `packer systems`: " + ", ".join(f"`{name}`" for name in section.presets) + ".",
-            "",
-        ]
+        lines += ["Systems of `packer systems`: " + ", ".join(f"`{name}`" for name in section.presets) + ".", ""]
     lines += ["| result | published | simulated | rule | kept |", "|---|---|---|---|---|"]
     words = {True: "yes", False: "**no**", None: "–"}
     for row in section.rows:

@@ -33,11 +33,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "empty": ("f.csv", b"", "f.csv: the file is empty"),
     "blank": ("f.csv", b"\n \n", "f.csv: the file is empty"),
     "only comments": ("f.csv", b"# nothing\n", "column 'adapter'.*found: none"),
-    "no header": (
-        "f.csv",
-        b"a,8,0.1\nb,8,0.1\n",
-        "is the header missing.*Expected the columns adapter, rank, rate",
-    ),
+    "no header": ("f.csv", b"a,8,0.1\nb,8,0.1\n", "is the header missing.*Expected the columns adapter, rank, rate"),
     "no rows": ("f.csv", HEADER, "at least one adapter, got 0"),
     "missing column": ("f.csv", b"adapter,rank\na,8\n", "column 'rate': this column is missing"),
     "unknown column": ("f.csv", b"adapter,rank,rate,colour\na,8,1,red\n", "column 'colour': unknown column"),
@@ -53,11 +49,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "rank huge": ("f.csv", csv("a,1000000000,1"), "row 2, column 'rank': .*got '1000000000'"),
     "names twice": ("f.csv", csv("a,8,1", "b,8,1", "a,8,1"), "row 4, column 'adapter': .*'a' as in row 2"),
     "not UTF-8": ("f.csv", HEADER + b"caf\xe9,8,1\n", "row 2: expected UTF-8 text, got the byte 0xe9"),
-    "endless cell": (
-        "f.csv",
-        csv("a" * 10**6 + ",8,1"),
-        "row 2: expected CSV: field larger than field limit",
-    ),
+    "endless cell": ("f.csv", csv("a" * 10**6 + ",8,1"), "row 2: expected CSV: field larger than field limit"),
     "endless number": ("f.csv", csv("a,8," + "1" * 10**5), "row 2, column 'rate': .*characters"),
     "NUL bytes": ("f.csv", b"\x00" * 100, "f.csv"),
     "quote left open": ("f.csv", csv('"a,8,1'), "row 2: expected CSV"),
@@ -114,8 +106,7 @@ def test_bad_workload_files(fails: Fails, tmp_path: Path, command: str, case: st
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["solve", "workload describe", "simulate --max-loras 8", "evaluate", "workload from-log -o o.csv"],
+    "command", ["solve", "workload describe", "simulate --max-loras 8", "evaluate", "workload from-log -o o.csv"]
 )
 def test_missing_files_and_directories(fails: Fails, tmp_path: Path, command: str) -> None:
     """A file that isn't there and a directory in its place each get their message."""
@@ -128,10 +119,7 @@ def test_missing_files_and_directories(fails: Fails, tmp_path: Path, command: st
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "--profile h100-64gb/llama-3.1-8b-instuct",
-            "Unknown profile .*Did you mean 'h100-64gb/llama-3.1-8b-inst",
-        ),
+        ("--profile h100-64gb/llama-3.1-8b-instuct", "Unknown profile .*Did you mean 'h100-64gb/llama-3.1-8b-inst"),
         ("--profile no.toml", "no.toml: there is no such file"),
         ("--objective gpu", "Unknown objective 'gpu'.* Did you mean 'gpus'. Known: .*gpus"),
         ("--solver gredy", "Unknown solver 'gredy'. Did you mean 'greedy'. Known: .*greedy"),
@@ -210,38 +198,23 @@ def test_bad_profiles(fails: Fails, tmp_path: Path, toy_profile: object, old: st
         ("workload generate --adapters 3 --ranks 8,1000 -o o.csv", "rank .*1000"),
         ("workload generate --adapters 3 --rates 0.1,-1 -o o.csv", "rate .*got -1"),
         ("workload generate --adapters 3 --rates 1 --total-rate 1 -o o.csv", "exclude each other"),
-        (
-            "workload generate --adapters 3 --exponent 2 -o o.csv",
-            "--exponent is that of shares of --total-rate",
-        ),
+        ("workload generate --adapters 3 --exponent 2 -o o.csv", "--exponent is that of shares of --total-rate"),
         ("workload generate --adapters 3 --total-rate nan -o o.csv", "total rate.*got nan"),
         ("workload generate --adapters 3 --input-tokens -5 -o o.csv", "mean length.*got -5"),
         ("workload generate --adapters 3 -o o.doc", "end in .csv"),
         ("workload generate --adapters 3", "Missing option '-o'"),
         ("workload generat", "Did you mean 'generate'"),
-        (
-            "workload from-log trace.csv --adapters 2 --rank 8 --replay -o o.csv",
-            "can't hold trace arrivals",
-        ),
-        (
-            "workload from-log trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv",
-            "--rate-factor.*got 0",
-        ),
+        ("workload from-log trace.csv --adapters 2 --rank 8 --replay -o o.csv", "can't hold trace arrivals"),
+        ("workload from-log trace.csv --adapters 2 --rank 8 --rate-factor 0 -o o.csv", "--rate-factor.*got 0"),
         ("workload from-log trace.csv --adapters 0 -o o.csv", "--adapters"),
-        (
-            "workload from-log named.csv --rank 8 --exponent 1.2 -o o.csv",
-            "names its adapters: --exponent needs",
-        ),
+        ("workload from-log named.csv --rank 8 --exponent 1.2 -o o.csv", "names its adapters: --exponent needs"),
         ("workload from-log named.csv --rank 8 --key cached=c -o o.csv", "named.csv, column 'c': no request"),
         ("workload from-log named.csv --rank 8.5 -o o.csv", "--rank.*: expected ranks, .* got '8.5'"),
         ("workload from-log named.csv --rank no.csv -o o.csv", "no.csv: there is no such file"),
         ("workload from-log f.csv -o o.csv", "expected a log of requests. This is a workload: packer solve"),
         ("profiles show nothing", "Unknown profile 'nothing'"),
         ("profiles estimate --model f.csv --gpu h100-80gb -o p.toml", "f.csv.*expected JSON"),
-        (
-            "profiles estimate --model config.json --gpu h100 -o p.toml",
-            "Expected one GPU, got 'h100'.*h100-80gb",
-        ),
+        ("profiles estimate --model config.json --gpu h100 -o p.toml", "Expected one GPU, got 'h100'.*h100-80gb"),
         ("profiles estimate --model meta/none --gpu l4 -o p.toml", "Unknown model 'meta/none'"),
         ("profiles estimate --model config.json --gpu l4 -o p.txt", "end in .toml"),
         ("profiles estimate --model config.json --gpu l4 -o old.toml", "old.toml: the file exists"),

@@ -83,18 +83,7 @@ def test_engine_settings_hold_for_all_servers(tmp_path: Path, cluster: str, caps
 
 def test_a_closed_loop_over_a_cluster(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`--concurrency` holds for the whole cluster, and is one of the figures."""
-    words = [
-        "simulate",
-        fleet,
-        "--cluster",
-        cluster,
-        "--router",
-        "most-idle",
-        "--duration",
-        "30",
-        "--concurrency",
-        "5",
-    ]
+    words = ["simulate", fleet, "--cluster", cluster, "--router", "most-idle", "--duration", "30", "--concurrency", "5"]
     found = _json(words, capsys)
     again = simulate_cluster(
         read_workload(fleet), read_cluster(cluster), router="most-idle", duration_s=30.0, concurrency=5
@@ -130,18 +119,7 @@ def test_a_cluster_that_cuts_requests_says_so(fleet: str, cluster: str, capsys: 
 
 def test_systems_side_by_side(fleet: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`packer compare --cluster` has one row per system in the order given, with intervals."""
-    arguments = [
-        "compare",
-        fleet,
-        "--cluster",
-        cluster,
-        "--systems",
-        "vllm",
-        "--duration",
-        "30",
-        "--seeds",
-        "3",
-    ]
+    arguments = ["compare", fleet, "--cluster", cluster, "--systems", "vllm", "--duration", "30", "--seeds", "3"]
     found = _json(arguments, capsys)
     (row,) = found["systems"]  # type: ignore[misc]
     assert row["system"] == "vllm"
@@ -163,18 +141,7 @@ def test_number_of_servers_for_an_slo(fleet: str, cluster: str, capsys: pytest.C
     """`--size` gives a number of servers at which the SLO holds; one fewer does not hold it."""
     busy = fleet.replace("fleet", "busy")
     Path(busy).write_text(Path(fleet).read_text("utf-8").replace(",8,1,", ",8,12,"))
-    fleet_at = [
-        "compare",
-        busy,
-        "--cluster",
-        cluster,
-        "--duration",
-        "30",
-        "--seeds",
-        "2",
-        "--systems",
-        "vllm",
-    ]
+    fleet_at = ["compare", busy, "--cluster", cluster, "--duration", "30", "--seeds", "2", "--systems", "vllm"]
     found = _json([*fleet_at, "--size", "--slo", "ttft_ms=200", "--share", "0.9"], capsys)
     (row,) = found["systems"]  # type: ignore[misc]
     assert row["figures"]["slo_attainment"]["mean"] >= 0.9

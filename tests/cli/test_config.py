@@ -114,10 +114,7 @@ def test_environment_names_or_silences_the_file(folder: Path, capsys: Capture, m
         ("version = '1'\n", "no command has an option --version"),
         ("solve = 3\n", "expected a table"),
         ("[slove]\ntime-limit = 5\n", "packer has no command 'slove'. Did you mean 'solve'?"),
-        (
-            "[workload.generat]\nadapters = 3\n",
-            "packer workload has no command 'generat'. Did you mean 'generate'?",
-        ),
+        ("[workload.generat]\nadapters = 3\n", "packer workload has no command 'generat'. Did you mean 'generate'?"),
         ("[workload]\nseed = 1\n", "packer workload has no command 'seed'"),
         ("[live]\ndoctor = 1\n", "expected a table"),
         ("[memory]\nquiet = 1\n", "key 'memory.quiet': expected true or false"),

@@ -19,17 +19,7 @@ def test_engine_settings_replace_those_of_the_profile(tmp_path: Path, capsys: Ca
     """A plan starts its servers with the settings given, the best of several, and a running plan keeps its own."""
     fleet, path = tmp_path / "fleet.csv", tmp_path / "plan.json"
     fleet.write_text("adapter,rank,rate\na,8,1.5\nb,8,1.5\n")
-    words = [
-        "solve",
-        str(fleet),
-        "--objective",
-        "gpus",
-        "-o",
-        str(path),
-        "--force",
-        "--max-model-len",
-        "8192",
-    ]
+    words = ["solve", str(fleet), "--objective", "gpus", "-o", str(path), "--force", "--max-model-len", "8192"]
     assert run([*words, "--max-num-seqs", "64", "--warm-start", "true"]) == 0
     plan = load_plan(path)
     engine = plan.bins[0].profile.engine
@@ -141,10 +131,7 @@ def test_data_parallel_servers_are_planned(tmp_path: Path, capsys: Capture) -> N
     ("setting", "said"),
     [
         ("block-size=7", "one of 1, 8, 16, 32, 64, 128, 256, got 7"),
-        (
-            "speculation=ngram:num_speculative_tokens=3,acceptance=0.5",
-            "one of draft_model, eagle, eagle3, mtp",
-        ),
+        ("speculation=ngram:num_speculative_tokens=3,acceptance=0.5", "one of draft_model, eagle, eagle3, mtp"),
         ("speculation=mtp:num_speculative_tokens=3,acceptance=1.5", "acceptance .* <= 1, got 1.5"),
         ("prefix-caching=yes", "prefix-caching: Expected on or off, got 'yes'"),
         ("speculation=mtp", "METHOD:num_speculative_tokens=N,acceptance=SHARE"),
@@ -167,17 +154,6 @@ def test_a_version_is_read_as_its_tag_is_written(fleet: str, tmp_path: Path) -> 
 def test_drafters_without_a_time_are_noted(fleet: str, capsys: Capture, given: str, said: bool) -> None:
     """Speculative decoding looks better than it is if its passes take no time."""
     drafts = f"speculation=mtp:num_speculative_tokens=1,acceptance=0.6{given}"
-    words = [
-        "simulate",
-        fleet,
-        "--max-loras",
-        "2",
-        "--vllm-version",
-        "0.32.0",
-        "--duration",
-        "5",
-        "--set",
-        drafts,
-    ]
+    words = ["simulate", fleet, "--max-loras", "2", "--vllm-version", "0.32.0", "--duration", "5", "--set", drafts]
     assert run(words) == 0
     assert ("draft_pass_ms of speculation gives it" in capsys.readouterr().err) == said

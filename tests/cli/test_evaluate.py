@@ -113,8 +113,7 @@ def test_evaluate_says_which_base_model_has_no_server(
     other = replace(second.profile, model=replace(second.profile.model, name="other"))
     models = (first.profile.model.name, "other")
     fleet = replace(
-        plan.workload,
-        adapters=tuple(replace(a, model=m) for a, m in zip(plan.workload.adapters, models, strict=True)),
+        plan.workload, adapters=tuple(replace(a, model=m) for a, m in zip(plan.workload.adapters, models, strict=True))
     )
     replace(plan, workload=fleet, bins=(first, replace(second, profile=other))).save(path)
     assert run(["evaluate", path, "--lose-gpu", "1"]) == 3

@@ -62,13 +62,7 @@ def traffic(seconds: float, factor: float = 1.0) -> str:
     ],
 )
 def test_traffic_advises(
-    plan_path: str,
-    tmp_path: Path,
-    capsys: Capture,
-    factor: int,
-    extra: tuple[str, ...],
-    advice: str,
-    code: int,
+    plan_path: str, tmp_path: Path, capsys: Capture, factor: int, extra: tuple[str, ...], advice: str, code: int
 ) -> None:
     """Traffic as planned is kept, new adapters are reported, and a broken server needs a new plan, as do new adapters
     with much of the load."""

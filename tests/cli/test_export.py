@@ -212,12 +212,7 @@ def test_estimates_are_announced(toy_plan: Callable[..., Plan], tmp_path: Path, 
     ],
 )
 def test_what_could_not_run_is_refused(
-    plan_path: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    words: list[str],
-    message: str,
+    plan_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str], message: str
 ) -> None:
     """Options that would only fail on the servers are an input error here, in one line."""
     monkeypatch.chdir(tmp_path)

@@ -120,10 +120,7 @@ def test_a_fleet_and_a_config_become_an_estimate(tmp_path: Path, root: Path) -> 
     ("words", "message"),
     [
         (["--rank", "8", "--model", "acme/unknown", "--gpu", "l4"], "Unknown model 'acme/unknown'"),
-        (
-            ["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "h100"],
-            "got 'h100', which may be any of .*h100-80gb",
-        ),
+        (["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "h100"], "got 'h100', which may be any of .*h100-80gb"),
         (
             ["--rank", "8", "--model", "Qwen/Qwen3-8B", "--gpu", "l4", "--tensor-parallel-size", "1"],
             "would start: --max-model-len",

@@ -53,12 +53,7 @@ def test_each_kind_is_planned_with_its_own_margin(
     write_profile(taken, "taken.toml")
     write_profile(rough, "rough.toml")
     Path("fleet.csv").write_text("adapter,rank,rate\na,8,5\nb,16,5\n")
-    words = [
-        "solve",
-        "fleet.csv",
-        "--no-verify",
-        *([] if confidence is None else ["--confidence", str(confidence)]),
-    ]
+    words = ["solve", "fleet.csv", "--no-verify", *([] if confidence is None else ["--confidence", str(confidence)])]
     margins = []
     for names in (["taken"], ["taken", "rough"], ["rough", "taken"]):
         offered = [word for name in names for word in ("--profile", f"{name}.toml")]

@@ -22,13 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_json_has_no_nan_and_no_numpy(capsys: Capture) -> None:
     """What is printed is strict JSON: no NaN, and arrays as lists."""
-    data = {
-        "a": math.nan,
-        "b": np.array([1.5, math.inf]),
-        "c": (np.int64(3), np.bool_(True)),
-        4: {"x"},
-        "d": "é",
-    }
+    data = {"a": math.nan, "b": np.array([1.5, math.inf]), "c": (np.int64(3), np.bool_(True)), 4: {"x"}, "d": "é"}
     output.print_json(data)
     text = capsys.readouterr().out
     assert json.loads(text, parse_constant=pytest.fail) == {

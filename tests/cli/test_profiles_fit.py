@@ -28,18 +28,7 @@ def profiling(tmp_path: Path) -> str:
 def test_micro_benchmarks_make_a_profile(profiling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The profile holds the fitted law, the base's memory, and who measured."""
     path = tmp_path / "mine.toml"
-    arguments = [
-        "profiles",
-        "fit",
-        "--profiling",
-        profiling,
-        "--name",
-        "mine",
-        "--note",
-        "us",
-        "-o",
-        str(path),
-    ]
+    arguments = ["profiles", "fit", "--profiling", profiling, "--name", "mine", "--note", "us", "-o", str(path)]
     assert run([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     profile = load_profile(str(path))

@@ -135,15 +135,7 @@ def test_one_adapter_is_counted_as_one(tmp_path: Path, capsys: pytest.CaptureFix
 def test_files_are_written(fleet: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """State over time, adapters, picture and metrics go to their files, and a second time only with --force."""
     paths = {name: str(tmp_path / name) for name in ("t.csv", "a.parquet", "s.html", "r.json")}
-    arguments = [
-        "simulate",
-        fleet,
-        *SERVER,
-        "--timeline",
-        paths["t.csv"],
-        "--per-adapter",
-        paths["a.parquet"],
-    ]
+    arguments = ["simulate", fleet, *SERVER, "--timeline", paths["t.csv"], "--per-adapter", paths["a.parquet"]]
     arguments += ["--plot", paths["s.html"], "-o", paths["r.json"], "--quiet"]
     assert run(arguments) == 0
     assert capsys.readouterr().out == ""
@@ -205,11 +197,7 @@ def test_arrivals_are_replaced(kind: str, fleet: str, capsys: pytest.CaptureFixt
     """--arrivals takes the place of the workload's own process."""
     plain = _json(["simulate", fleet, *SERVER], capsys)
     cv, period = ["--arrivals-cv", "3"], ["--period", "60"]
-    more = {
-        "lognormal": cv,
-        "unpredictable": [*cv, *period],
-        "piecewise": ["--factors", "0.5,2", *period],
-    }
+    more = {"lognormal": cv, "unpredictable": [*cv, *period], "piecewise": ["--factors", "0.5,2", *period]}
     other = _json(["simulate", fleet, *SERVER, "--arrivals", kind, *more.get(kind, [])], capsys)
     assert (other["sent"] == plain["sent"]) == (kind == "poisson")
 

@@ -80,16 +80,7 @@ def test_sweep_sets_policies_side_by_side(fleet: str, tmp_path: Path, capsys: py
     """One row for each policy and rate, with the parameter that trains most within the limits."""
     rows = tmp_path / "rows.csv"
     arguments = ["sweep", fleet, "--max-loras", "2", "--duration", "60", "--rate-factors", "1,2"]
-    arguments += [
-        "--tuning",
-        "llmstation",
-        "--tuning",
-        "temporal",
-        "--slo",
-        "p99_tpot_ms=40",
-        "-o",
-        str(rows),
-    ]
+    arguments += ["--tuning", "llmstation", "--tuning", "temporal", "--slo", "p99_tpot_ms=40", "-o", str(rows)]
     found = _json(arguments, capsys)
     assert found["slo"] == {"p95_ttft_ms": 2000.0, "p99_tpot_ms": 40.0}
     assert [row["policy"] for row in found["rows"]] == ["llmstation", "temporal"] * 2

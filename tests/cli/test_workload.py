@@ -189,8 +189,7 @@ def test_whoever_uses_an_estimate_says_so(command: str, toy_profile: Profile, tm
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks"),
-    [("--rank 16", [16, 16]), ("--ranks ranks.csv --rank 64", [8, 64]), ("--ranks 32", [32, 32])],
+    ("words", "ranks"), [("--rank 16", [16, 16]), ("--ranks ranks.csv --rank 64", [8, 64]), ("--ranks 32", [32, 32])]
 )
 def test_ranks_are_given_and_never_assumed(
     words: str, ranks: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture

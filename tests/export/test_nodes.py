@@ -62,9 +62,7 @@ def test_two_kinds_select_their_nodes(toy_plan: Callable[..., Plan], name: str) 
             affinity = spec["affinity"]
             document = {"containers": [{"name": "main", "image": "x"}], "affinity": affinity}
             kubernetes_validate.validate(
-                {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": document},
-                "1.31",
-                strict=True,
+                {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": document}, "1.31", strict=True
             )
             terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
             (term,) = terms["nodeSelectorTerms"]
@@ -72,10 +70,7 @@ def test_two_kinds_select_their_nodes(toy_plan: Callable[..., Plan], name: str) 
             assert expression["operator"] == "In"
             found.append((expression["key"], expression["values"]))
         assert found[0] == (key, values)
-        assert found[1] == (
-            "nvidia.com/gpu.product",
-            ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"],
-        )
+        assert found[1] == ("nvidia.com/gpu.product", ["NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"])
 
 
 def test_ray_names_the_accelerator(toy_plan: Callable[..., Plan]) -> None:

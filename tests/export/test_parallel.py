@@ -28,11 +28,7 @@ def sizes(text: str, pattern: str) -> list[int]:
 @pytest.mark.parametrize("name", STARTING)
 @pytest.mark.parametrize(("tensor", "data"), [(1, 1), (4, 1), (1, 4), (2, 2)])
 def test_parallel_sizes_are_the_gpus_of_the_pod(
-    toy_plan: Callable[..., Plan],
-    exported: Callable[[Plan, str], dict[str, str]],
-    name: str,
-    tensor: int,
-    data: int,
+    toy_plan: Callable[..., Plan], exported: Callable[[Plan, str], dict[str, str]], name: str, tensor: int, data: int
 ) -> None:
     """Tensor size times data size is the number of GPUs asked for; formats without data-parallel ranks refuse them."""
     plan = toy_plan(("a",), gpus=1)

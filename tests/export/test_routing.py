@@ -165,17 +165,7 @@ def test_nginx_accepts_the_file(hostile_plan: Plan, tmp_path: Path) -> None:
     main = tmp_path / "nginx.conf"
     main.write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{ access_log off; include {included}; }}\n")
     run = subprocess.run(
-        [
-            shutil.which("nginx") or "nginx",
-            "-t",
-            "-q",
-            "-c",
-            main,
-            "-e",
-            tmp_path / "error.log",
-            "-p",
-            tmp_path,
-        ],
+        [shutil.which("nginx") or "nginx", "-t", "-q", "-c", main, "-e", tmp_path / "error.log", "-p", tmp_path],
         capture_output=True,
         text=True,
         timeout=30,

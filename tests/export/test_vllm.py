@@ -130,10 +130,7 @@ def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan])
     """Rank 0 is no LoRA module but a further name of the base model; a server without adapters has LoRA off."""
     plan = toy_plan(("chat", "code", "base", "plain"))
     adapters = tuple(replace(a, rank=a.rank * (a.name[0] == "c")) for a in plan.workload.adapters)
-    bins = (
-        replace(plan.bins[0], adapters=(0, 1, 2), shares=()),
-        replace(plan.bins[1], adapters=(3,), shares=()),
-    )
+    bins = (replace(plan.bins[0], adapters=(0, 1, 2), shares=()), replace(plan.bins[1], adapters=(3,), shares=()))
     plan = replace(plan, workload=replace(plan.workload, adapters=adapters), bins=bins)
     mixed, off = (entry["command"] for entry in json.loads(export_plan(plan, "vllm")["args.json"]))
     assert set(parse_lora_modules(mixed[mixed.index("--lora-modules") + 1 :])) == {"chat", "code"}
@@ -201,12 +198,7 @@ def test_script_runs_in_a_real_shell(hostile_plan: Plan, tmp_path: Path) -> None
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for gpu, entry in enumerate(json.loads(files["args.json"])):
         run = subprocess.run(
-            ["sh", script, str(gpu)],
-            env=environment,
-            capture_output=True,
-            cwd=tmp_path,
-            timeout=20,
-            check=True,
+            ["sh", script, str(gpu)], env=environment, capture_output=True, cwd=tmp_path, timeout=20, check=True
         )
         device, *words = run.stdout.decode().split("\0")[:-1]
         assert device == str(gpu)

@@ -210,9 +210,7 @@ def test_runs_bring_an_estimate_near_the_server(root: Path, tmp_path: Path) -> N
         known, estimate = load_profile(name), estimated(root, model, load_profile(name), reference)
         alone = {
             rate: packer.Workload(
-                [packer.Adapter("base", 8, rate)],
-                packer.Lengths.gamma(512.0, 0.6),
-                packer.Lengths.gamma(128.0, 0.6),
+                [packer.Adapter("base", 8, rate)], packer.Lengths.gamma(512.0, 0.6), packer.Lengths.gamma(128.0, 0.6)
             )
             for rate in (1.0, 5.0, 12.0)
         }

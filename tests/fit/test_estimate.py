@@ -59,10 +59,7 @@ def test_kv_capacity_is_near_the_measured_one(root: Path, model: str, name: str)
     """At every measured point the estimated KV cache is within 10 % of the real one."""
     known = load_profile(name)
     estimate = estimate_profile(
-        dimensions(root, model),
-        "h100-64gb",
-        max_num_seqs=known.engine.max_num_seqs,
-        version=known.engine.version,
+        dimensions(root, model), "h100-64gb", max_num_seqs=known.engine.max_num_seqs, version=known.engine.version
     )
     assert len(known.memory.measured) > 20
     for max_loras, rank, tokens in known.memory.measured:

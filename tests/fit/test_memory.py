@@ -212,11 +212,7 @@ def test_data_parallel_ranks() -> None:
     ("model", "given", "match"),
     [
         ("Qwen/Qwen3-8B", {}, "Plan them as servers"),
-        (
-            "Qwen/Qwen3-30B-A3B",
-            {"version": "0.20.2"},
-            r"since 0\.21, got data_parallel_size 2 with vllm 0\.20\.2",
-        ),
+        ("Qwen/Qwen3-30B-A3B", {"version": "0.20.2"}, r"since 0\.21, got data_parallel_size 2 with vllm 0\.20\.2"),
         ("Qwen/Qwen3-30B-A3B", {"engine_name": "sglang"}, "with sglang"),
     ],
 )

@@ -83,10 +83,7 @@ def test_models_are_found_by_name(name: str) -> None:
 
 def test_models_like_others_have_their_dimensions() -> None:
     """A row with `like` is the other model but for what it says; the older name of Llama 3.1 is the same model."""
-    old, new = (
-        model_named("meta-llama/Meta-Llama-3.1-8B-Instruct"),
-        MODELS["meta-llama/Llama-3.1-8B-Instruct"],
-    )
+    old, new = (model_named("meta-llama/Meta-Llama-3.1-8B-Instruct"), MODELS["meta-llama/Llama-3.1-8B-Instruct"])
     assert old is new
     short, long = MODELS["Qwen/Qwen3-4B"], model_named("Qwen/Qwen3-4B-Instruct-2507")
     assert (long.weights_bytes, long.max_model_len) == (short.weights_bytes, 262_144)

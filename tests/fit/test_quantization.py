@@ -49,11 +49,7 @@ def test_what_is_made_of_int4_experts_leaves_the_rest_in_bf16() -> None:
 def test_configs_say_that_experts_alone_are_quantised() -> None:
     """Where attention is among the modules left out, only experts are quantised, in groups of the size that is said."""
     groups = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}
-    stored = {
-        "quant_method": "compressed-tensors",
-        "config_groups": groups,
-        "ignore": ["lm_head", "re:.*self_attn.*"],
-    }
+    stored = {"quant_method": "compressed-tensors", "config_groups": groups, "ignore": ["lm_head", "re:.*self_attn.*"]}
     assert weights_of_config(stored, "config.json") == (4.5, "gptq")
     assert of_experts(stored, "gptq") == "int4-experts"
     assert of_experts({**stored, "ignore": ["lm_head"]}, "gptq") == "gptq"

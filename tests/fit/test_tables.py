@@ -69,37 +69,21 @@ def test_bad_runs_are_named(tmp_path: Path, bad: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        (
-            "kv_capacity",
-            "max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,9\n1,8,ok,x",
-            "row 3, column 'kv_c",
-        ),
+        ("kv_capacity", "max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,9\n1,8,ok,x", "row 3, column 'kv_c"),
         (
             "kv_capacity",
             "max_loras,max_lora_rank,status,kv_cache_tokens\n1,8,ok,90\n2,16,ok,900\n4,32,ok,9000",
             "row 2, column 'kv_cache_tokens': expected fewer tokens with slots of larger ranks",
         ),
-        (
-            "loading",
-            "adapter_rank,gpu_load_mean_ms,disk_load_mean_ms\n8,3,",
-            "row 2, column 'disk_load_mean_ms'",
-        ),
+        ("loading", "adapter_rank,gpu_load_mean_ms,disk_load_mean_ms\n8,3,", "row 2, column 'disk_load_mean_ms'"),
         (
             "latency_backbone",
             "decode,1,5,100,-3",
             "row 2, column 'itl_mean_ms': expected a finite number > 0 and <= 1e+15, got '-3'",
         ),
-        (
-            "latency_backbone",
-            "decode,1,5,0,3",
-            "row 2, column 'set_output_length': expected a finite number > 0",
-        ),
+        ("latency_backbone", "decode,1,5,0,3", "row 2, column 'set_output_length': expected a finite number > 0"),
         ("latency_backbone", "Prefill,1,5,1,9", "row 2, column 'phase': expected decode or prefill"),
-        (
-            "latency_backbone",
-            "prefill,1,5,1,0",
-            "row 2, column 'duration_s': expected a number, got an empty",
-        ),
+        ("latency_backbone", "prefill,1,5,1,0", "row 2, column 'duration_s': expected a number, got an empty"),
         ("latency_adapters", "8,,16,4,128,12", "row 2, column 'max_loras': expected a number, got an empty"),
         ("latency_adapters", "8,8,-16,4,128,12", "row 2, column 'rank': expected a finite number > 0"),
         ("latency_adapters", "0,8,16,4,128,12", "row 2, column 'batch': expected a finite number > 0"),

@@ -177,9 +177,7 @@ APPLIED = {
     **http_faults("/v1/models", "gpu-0: /v1/models"),
     **contents("/v1/models", "/v1/models is not a list of models", WRONG_JSON[:-1]),
     "/v1/models: an error that is no text": Fault(
-        "/v1/models",
-        ok('{"error": {"message": {"a": 1}}}', status="500 no"),
-        "HTTP 500: {.error",
+        "/v1/models", ok('{"error": {"message": {"a": 1}}}', status="500 no"), "HTTP 500: {.error"
     ),
     "/v1/models: a proxy's page": Fault(
         "/v1/models",

@@ -98,10 +98,7 @@ class StandIn:
         if kind == "500":
             status, text = 500, json.dumps({"error": {"message": "internal"}})
         elif kind == "400":
-            status, text = (
-                400,
-                json.dumps({"error": {"message": "LoRA rank 64 is greater than max_lora_rank 16."}}),
-            )
+            status, text = (400, json.dumps({"error": {"message": "LoRA rank 64 is greater than max_lora_rank 16."}}))
         else:
             status, text = self._do(path, body, kind)
         if kind == "kill-after" and self.victim:

@@ -135,10 +135,7 @@ def test_waiting_requests_are_known_from_the_client() -> None:
     """Sent, not finished and not in the batch: worked by hand on the client's clock."""
     steps = make_steps(8, n=3)
     steps = replace(
-        steps,
-        start_s=np.array([100.5, 101.5, 102.5]),
-        decodes=np.array([1.0, 1.0, 1.0]),
-        prefills=np.zeros(3),
+        steps, start_s=np.array([100.5, 101.5, 102.5]), decodes=np.array([1.0, 1.0, 1.0]), prefills=np.zeros(3)
     )
     none, ints = np.zeros(3), np.zeros(3, dtype=np.int64)
     load = LoadResult(
@@ -218,11 +215,7 @@ HEAD = (
 
 def test_a_step_log_cut_short_is_read(tmp_path: Path) -> None:
     """The server was killed while writing: the half line is dropped, idle gaps are no steps."""
-    rows = [
-        "0,1,0,1,0,0,9,1,8,0,0,0,0,0,0",
-        "0.005,1,1,1,0,0,9,1,8,0,0,0,0,0,0",
-        "1.5,1,0,1,0,0,9,1,8,0,0,0,0,0,0",
-    ]
+    rows = ["0,1,0,1,0,0,9,1,8,0,0,0,0,0,0", "0.005,1,1,1,0,0,9,1,8,0,0,0,0,0,0", "1.5,1,0,1,0,0,9,1,8,0,0,0,0,0,0"]
     path = tmp_path / "steps.csv"
     path.write_text("\n".join([HEAD, *rows, "1.6,1,1"]))
     steps = read_steps(path)

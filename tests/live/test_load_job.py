@@ -32,12 +32,7 @@ def test_a_turn_repeats_what_the_server_answered() -> None:
     blocks = Blocks(np.array([0, 2, 4, 5]), np.array([7, 8, 7, 8, 9]), 16)
     prompt = np.array([30, 46, 20])
     trace = RequestTrace(
-        np.arange(3.0),
-        np.zeros(3, np.int64),
-        prompt,
-        np.full(3, 4),
-        blocks=blocks,
-        sessions=np.array([5, 5, 6]),
+        np.arange(3.0), np.zeros(3, np.int64), prompt, np.full(3, 4), blocks=blocks, sessions=np.array([5, 5, 6])
     )
     said = Said(LoadJob("http://127.0.0.1:1", ("a",), trace, 5.0, token_ids=(4, 1000)))
     first, made, other = (json.loads(said.body(k)) for k in range(3))

@@ -129,11 +129,7 @@ def test_a_damaged_line_costs_that_line() -> None:
 @pytest.mark.parametrize("value", ["nan", "+Inf", "1e999", "-1", "1e300"])
 def test_a_figure_that_no_server_has_is_missing(value: str) -> None:
     """It would make the mean of a run as useless."""
-    assert page_of(PAGE.replace("} 20.0", f"}} {value}")).figures.keys() == {
-        "waiting",
-        "kv_usage",
-        "preemptions",
-    }
+    assert page_of(PAGE.replace("} 20.0", f"}} {value}")).figures.keys() == {"waiting", "kv_usage", "preemptions"}
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,7 @@ def test_the_environment_is_offline_and_has_the_step_log(
 
 
 @pytest.mark.parametrize(
-    ("cores", "n", "shares"),
-    [((0, 1, 2, 3), 2, [(0, 2), (1, 3)]), ((0,), 2, [(0,), (0,)]), ((), 2, [(), ()])],
+    ("cores", "n", "shares"), [((0, 1, 2, 3), 2, [(0, 2), (1, 3)]), ((0,), 2, [(0,), (0,)]), ((), 2, [(), ()])]
 )
 def test_cores_are_shared_out(cores: tuple[int, ...], n: int, shares: list[tuple[int, ...]]) -> None:
     """Each server gets its own cores where there are enough, else all share them."""

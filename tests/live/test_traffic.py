@@ -43,9 +43,7 @@ def test_a_rate_survives_a_restart() -> None:
     """A counter that fell began anew: what it counts since then is its growth."""
     none = frozenset[str]()
     seen = traffic(
-        Page(0.0, {"prompt": 100.0}, none),
-        Page(10.0, {"prompt": 300.0}, none),
-        Page(20.0, {"prompt": 50.0}, none),
+        Page(0.0, {"prompt": 100.0}, none), Page(10.0, {"prompt": 300.0}, none), Page(20.0, {"prompt": 50.0}, none)
     )
     assert seen.tok_s(0) == pytest.approx((200.0 + 50.0) / 20.0)
     assert seen.tok_s(0, span_s=10.0) == pytest.approx(5.0)

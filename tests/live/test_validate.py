@@ -154,12 +154,7 @@ def test_a_dead_server_leaves_a_partial_report(
 
 @pytest.mark.parametrize(("fault", "words"), [("hang:0", "hangs"), ("http500", "requests failed, mostly: HTTP 500")])
 def test_a_server_that_serves_nothing_has_failed(
-    fault: str,
-    words: str,
-    with_fault: Callable[..., Launch],
-    fleet: Workload,
-    bins: list[Bin],
-    tmp_path: Path,
+    fault: str, words: str, with_fault: Callable[..., Launch], fleet: Workload, bins: list[Bin], tmp_path: Path
 ) -> None:
     """A server without an answer is a failure in words, not a starved server, and it is measured again next time."""
     validation = Validation(with_fault(fault), fleet, bins[:1], tmp_path, ValidationSpec(duration_s=0.75))
@@ -277,12 +272,7 @@ def test_the_second_server_of_a_plan_has_its_number(
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(
-    launch_file: Path,
-    bins: list[Bin],
-    make_plan: Callable[[list[Bin]], Plan],
-    tmp_path: Path,
-    words: str,
-    message: str,
+    launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path, words: str, message: str
 ) -> None:
     """Servers that the plan does not have, and too few GPUs for servers that run at once, are refused at first."""
     make_plan(bins).save(tmp_path / "plan.json")
@@ -322,11 +312,7 @@ def test_a_server_that_fails_every_request_is_exit_code_3(
 
 @pytest.mark.parametrize("fault", ["no-metrics", "renamed"])
 def test_figures_that_metrics_lack_are_explained(
-    fault: str,
-    launch_file: Path,
-    bins: list[Bin],
-    make_plan: Callable[[list[Bin]], Plan],
-    tmp_path: Path,
+    fault: str, launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """A figure without a measured value has its reason below the table and in the file."""
     make_plan(bins).save(tmp_path / "plan.json")
@@ -338,11 +324,7 @@ def test_figures_that_metrics_lack_are_explained(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured(
-    number: signal.Signals,
-    launch_file: Path,
-    bins: list[Bin],
-    make_plan: Callable[[list[Bin]], Plan],
-    tmp_path: Path,
+    number: signal.Signals, launch_file: Path, bins: list[Bin], make_plan: Callable[[list[Bin]], Plan], tmp_path: Path
 ) -> None:
     """Ctrl-C as soon as the load begins: exit code 130, a report marked as partial, and no server left."""
     make_plan(bins).save(tmp_path / "plan.json")

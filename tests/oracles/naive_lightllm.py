@@ -235,8 +235,7 @@ class NaiveLightLlm:
         while True:
             if blocked or not (self.running or self.waiting):
                 soonest = min(
-                    self.coming[0].sent_s if self.coming else math.inf,
-                    self.load_end_s if self.waiting else math.inf,
+                    self.coming[0].sent_s if self.coming else math.inf, self.load_end_s if self.waiting else math.inf
                 )
                 if soonest >= self.duration_s:
                     break

@@ -55,10 +55,7 @@ def test_nonsense_is_refused(toy_profile: Profile, options: dict[str, object]) -
 
 def test_lists_and_arrays_make_equal_bins(toy_profile: Profile) -> None:
     """A bin of a list or an array is the bin of the tuple: equal, with the same hash, of Python's numbers."""
-    settings, made = (
-        toy_profile.settings(4, 16),
-        Bin((0, 1), toy_profile.settings(4, 16), toy_profile, (1.0, 0.5)),
-    )
+    settings, made = (toy_profile.settings(4, 16), Bin((0, 1), toy_profile.settings(4, 16), toy_profile, (1.0, 0.5)))
     for kind in (list, np.array):
         assert len({made, Bin(kind([0, 1]), settings, toy_profile, kind([1.0, 0.5]))}) == 1
 

@@ -48,12 +48,7 @@ def test_a_command_ends_with_the_exit_code_of_its_error(
 
 def test_numbers_of_numpy_are_shown_as_numbers() -> None:
     """The type of a number says nothing to a user."""
-    assert [errors.shown(value) for value in (np.float64(1.5), np.int64(3), 2, "x")] == [
-        "1.5",
-        "3",
-        "2",
-        "'x'",
-    ]
+    assert [errors.shown(value) for value in (np.float64(1.5), np.int64(3), 2, "x")] == ["1.5", "3", "2", "'x'"]
 
 
 def test_a_file_error_says_where() -> None:

@@ -78,10 +78,7 @@ def test_models_are_matched_by_their_repository_too() -> None:
 
 def test_a_measured_and_an_estimated_profile_of_a_model_are_kinds_of_it() -> None:
     """Their names are spelled differently, and their repository is the same."""
-    kinds = (
-        load_profile("h100-64gb/qwen-2.5-7b-instruct"),
-        estimate_profile("Qwen/Qwen2.5-7B-Instruct", "l40s"),
-    )
+    kinds = (load_profile("h100-64gb/qwen-2.5-7b-instruct"), estimate_profile("Qwen/Qwen2.5-7B-Instruct", "l40s"))
     assert kinds[0].model.name != kinds[1].model.name
     assert serving(Workload([Adapter("a", 8, 0.5)]), kinds) == {None: kinds}
 

@@ -84,10 +84,7 @@ def test_an_engine_older_than_v1_is_marked(toy_profile: Profile, version: str, o
     [
         ("engine.max_num_seqs", lambda: EngineSpec("vllm", "1", 2048, 2048, 0)),
         ("engine.max_num_batched_tokens", lambda: EngineSpec("vllm", "1", 2048, 100, 256)),
-        (
-            "engine.gpu_memory_utilization",
-            lambda: EngineSpec("vllm", "1", 1, 1, 1, gpu_memory_utilization=1.5),
-        ),
+        ("engine.gpu_memory_utilization", lambda: EngineSpec("vllm", "1", 1, 1, 1, gpu_memory_utilization=1.5)),
         ("engine.max_num_batched_tokens", lambda: EngineSpec("vllm", "1", 1, 10**30, 1)),
         ("model.kv_bytes_per_token", lambda: ModelSpec("m", 1e9, 1e-300, 1e6)),
         ("gpu.memory_bytes", lambda: GpuSpec("g", 1e300)),

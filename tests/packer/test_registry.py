@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from packer import Adapter, Workload, load_profile, registry, solve
-from packer.errors import (
-    IncompatibleError,
-    MissingDependencyError,
-    PluginError,
-    UnknownNameError,
-    ValidationError,
-)
+from packer.errors import IncompatibleError, MissingDependencyError, PluginError, UnknownNameError, ValidationError
 from packer.objectives.gpus import Gpus
 from packer.testing.analytic import AnalyticPredictor
 

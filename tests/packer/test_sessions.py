@@ -75,8 +75,7 @@ def test_independent_requests_have_the_same_mean_prompts() -> None:
     """Without sessions the offered load is the same; with a cache that keeps all, only new tokens are left."""
     sessions = Sessions(turns=4, turn_tokens=40)
     fleet = Workload(
-        [Adapter("a", 8, 1.0, Lengths.constant(200), Lengths.constant(50), shared_prefix_tokens=80)],
-        sessions=sessions,
+        [Adapter("a", 8, 1.0, Lengths.constant(200), Lengths.constant(50), shared_prefix_tokens=80)], sessions=sessions
     )
     whole, left = (fleet.as_independent(cached=cached) for cached in (False, True))
     assert not whole.has_sessions

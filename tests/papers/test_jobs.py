@@ -182,12 +182,7 @@ def test_servers_behind_a_router_are_the_oracle() -> None:
         noise = run.state.requests["last_s"][own]
         service = run.raw.requests.output_tokens[own] * (MEAN_S / STEPS) * noise
         jobs = list(
-            zip(
-                run.raw.requests.time_s[own].tolist(),
-                run.state.adapter[own].tolist(),
-                service.tolist(),
-                strict=True,
-            )
+            zip(run.raw.requests.time_s[own].tolist(), run.state.adapter[own].tolist(), service.tolist(), strict=True)
         )
         ends = np.array(_ends(jobs, 3, 3, 0.2))
         done = ends <= run.duration_s

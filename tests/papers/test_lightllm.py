@@ -71,12 +71,7 @@ def _case(seed: int, mode: str, rule: str) -> tuple[Workload, Cluster, System, d
     loading = ASSIST if mode == "cpu-assist" else mode
     system = System("test", "", "", "round-robin", engine=f"lightllm:{text}", cache=rule, loading=loading)
     fleet = _fleet(rng)
-    return (
-        fleet,
-        Cluster.of(_profile(rng), 1, max_loras=int(rng.integers(1, 6)), max_lora_rank=32),
-        system,
-        options,
-    )
+    return (fleet, Cluster.of(_profile(rng), 1, max_loras=int(rng.integers(1, 6)), max_lora_rank=32), system, options)
 
 
 def _naive(run: Run, options: dict[str, Any], mode: str, rule: str) -> NaiveLightLlm:

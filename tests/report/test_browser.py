@@ -20,14 +20,7 @@ from packer.room import Room
 def page(toy_plan: Callable[..., Plan], saturating: Evaluate, tmp_path: Path) -> Path:
     """The report of a large plan with hostile names among its adapters."""
     names = [f"customer-{k:04d}" for k in range(994)]
-    names += [
-        '"><script>alert(1)</script>',
-        "{{7*7}}",
-        "<img src=http://x/y>",
-        "\u2028\u202e",
-        "needle",
-        "' onload='",
-    ]
+    names += ['"><script>alert(1)</script>', "{{7*7}}", "<img src=http://x/y>", "\u2028\u202e", "needle", "' onload='"]
     plan = toy_plan(names, gpus=60)
     path = tmp_path / "report.html"
     rooms = tuple(Room(1.0 + k % 5 / 10) for k in range(60))

@@ -24,24 +24,14 @@ from packer.report.figures import (
     write_figure,
 )
 
-HOSTILE = (
-    "</script><script>alert(1)</script>",
-    "$\\frac{",
-    "a\nb\x00\x1b[31m",
-    "\ud800",
-    "{{7*7}}",
-    "名前 ��",
-)
+HOSTILE = ("</script><script>alert(1)</script>", "$\\frac{", "a\nb\x00\x1b[31m", "\ud800", "{{7*7}}", "名前 ��")
 
 
 def every_kind(label: str = "series") -> Figure:
     """A figure with every kind of series, mark and scale."""
     x = np.array([1.0, 10.0, 100.0])
     curves = Panel(
-        [
-            Line(x, x * 2, label),
-            Scatter(x, [1, np.nan, 3], label, texts=[label] * 3),
-        ],
+        [Line(x, x * 2, label), Scatter(x, [1, np.nan, 3], label, texts=[label] * 3)],
         title=label,
         x_label=label,
         y_label="tok/s",

@@ -78,10 +78,7 @@ def test_the_text_holds_the_drift(found: Drift) -> None:
     assert advice == {"keep": 0.0, "watch": 1.0, "replan": 0.0}
     assert values["packer_plan_drifted_adapters", ""] == 4
     assert values["packer_watch_last_success_timestamp_seconds", ""] == 1234.5
-    assert {family.name for family in text_string_to_metric_families(text)} == {
-        *SERVER_METRICS,
-        *PLAN_METRICS,
-    }
+    assert {family.name for family in text_string_to_metric_families(text)} == {*SERVER_METRICS, *PLAN_METRICS}
 
 
 def test_the_dashboard_asks_for_what_is_served(toy_plan: Callable[..., Plan]) -> None:

@@ -34,8 +34,7 @@ def test_the_busiest_server_is_faster_with_half_of_its_prompts_cached(plan: Plan
     assert figures is not None
     assert said.startswith("no shared prefixes assumed")
     found = re.search(
-        r"with (\d+)% .* TTFT of ([\d,]+) ms instead of ([\d,]+) ms .* ITL of ([\d.]+) ms instead of ([\d.]+)",
-        said,
+        r"with (\d+)% .* TTFT of ([\d,]+) ms instead of ([\d,]+) ms .* ITL of ([\d.]+) ms instead of ([\d.]+)", said
     )
     assert found is not None
     share, *times = (float(text.replace(",", "")) for text in found.groups())

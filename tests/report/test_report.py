@@ -24,14 +24,7 @@ from packer.twin.hours import with_adapters
 from packer.words import visible
 
 VOID = {"meta", "link", "input", "br"}
-HOSTILE = (
-    '"><script>alert(1)</script>',
-    "{{7*7}}",
-    "</td></table>",
-    "a\u2028b[31m",
-    "\u202egnp.exe",
-    "'\"&",
-)
+HOSTILE = ('"><script>alert(1)</script>', "{{7*7}}", "</td></table>", "a\u2028b[31m", "\u202egnp.exe", "'\"&")
 
 
 class Page(HTMLParser):
@@ -256,14 +249,7 @@ def test_large_report_is_small(toy_plan: Callable[..., Plan], saturating: Evalua
 def test_comparison_shows_what_differs(plan: Plan) -> None:
     """Of a long comparison the page shows solvers, GPUs and what differs, under names for people."""
     rows = [
-        {
-            "solver": name,
-            "objective": "gpus",
-            "gpus": count,
-            "runtime_s": 0.5,
-            "reference_mean_ttft_ms": ttft,
-            "x": 1,
-        }
+        {"solver": name, "objective": "gpus", "gpus": count, "runtime_s": 0.5, "reference_mean_ttft_ms": ttft, "x": 1}
         for name, count, ttft in (("greedy", 3, 80.0), ("maxbase", 4, 50.0))
     ]
     page = Page(render_report(plan, comparison=rows))
@@ -306,9 +292,7 @@ def test_a_recommended_plan_opens_with_its_decision(toy_plan: Callable[..., Plan
     assert "GPUs against latency" not in render_report(alone)
 
 
-def test_a_number_of_gpus_on_which_an_adapter_gets_no_answer_leaves_a_gap(
-    toy_plan: Callable[..., Plan],
-) -> None:
+def test_a_number_of_gpus_on_which_an_adapter_gets_no_answer_leaves_a_gap(toy_plan: Callable[..., Plan]) -> None:
     """The curve of the worst adapter has no point there; that of all requests has."""
     row = {"p95_ttft_ms": 300.0, "worst_adapter_ttft_ms": None, "mean_itl_ms": 30.0}
     frontier = ({**row, "n_gpus": 1}, {**row, "n_gpus": 2, "worst_adapter_ttft_ms": 250.0})

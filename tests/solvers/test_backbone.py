@@ -112,8 +112,7 @@ def test_a_decode_with_drafts_gives_several_tokens(
     speculation = SpeculationSpec("eagle3", drafts, acceptance)
     profile = with_engine(load_profile(LLAMA), vllm_version="0.32.0", speculation=speculation)
     fleet = Workload(
-        [Adapter(f"a{i}", 8, 1.0, acceptance=share) for i, share in enumerate(own)],
-        *map(Lengths.constant, lengths),
+        [Adapter(f"a{i}", 8, 1.0, acceptance=share) for i, share in enumerate(own)], *map(Lengths.constant, lengths)
     )
     asked = fleet.scaled(1.3 / engine_load(fleet, profile))
     found = simulate(asked, profile, max_loras=len(own), max_lora_rank=8, duration_s=900.0)

@@ -210,8 +210,6 @@ def test_flow_splits_what_one_gpu_can_not_carry() -> None:
 
 
 @pytest.mark.parametrize("solver", [MaxBase(), RandomPlacement(), Spread(), ProposedLat(), HrwPlacement(), Flow()])
-def test_one_gpu_type_only(
-    solver: MaxBase | RandomPlacement | Spread | ProposedLat | HrwPlacement | Flow,
-) -> None:
+def test_one_gpu_type_only(solver: MaxBase | RandomPlacement | Spread | ProposedLat | HrwPlacement | Flow) -> None:
     """Baselines refuse several GPU types before running."""
     assert "one GPU type" in str(solver.supports(on(2, profiles=(small_profile(), small_profile("b/c")))))

@@ -183,20 +183,12 @@ def test_a_tensor_parallel_group_counts_its_gpus() -> None:
     limited = plan_of(fleet(20, ("llama",)), kind("big", "llama", 3.0, tensor=2), max_gpus=3)
     assert limited.n_gpus == 2
     spread = plan_of(
-        fleet(20, ("llama",)),
-        kind("big", "llama", 3.0, tensor=2),
-        objective="latency",
-        max_gpus=8,
-        solver="spread",
+        fleet(20, ("llama",)), kind("big", "llama", 3.0, tensor=2), objective="latency", max_gpus=8, solver="spread"
     )
     assert (len(spread.bins), spread.n_gpus) == (4, 8)
     with pytest.raises(IncompatibleError, match="can't take 1 GPUs for servers on more of them"):
         plan_of(
-            fleet(20, ("llama",)),
-            kind("big", "llama", 3.0, tensor=2),
-            objective="latency",
-            max_gpus=1,
-            solver="spread",
+            fleet(20, ("llama",)), kind("big", "llama", 3.0, tensor=2), objective="latency", max_gpus=1, solver="spread"
         )
 
 

@@ -61,10 +61,7 @@ def test_adapters_stay_where_they_belong_as_far_as_the_counts_allow() -> None:
     classes = aggregate(random_fleet(40, seed=1))
     first, second = list(range(0, 40, 2)), list(range(1, 40, 2))
     home = {i: s for s, own in enumerate((first, second)) for i in own}
-    assert classes.assign([classes.counts(first), classes.counts(second)], home) == [
-        tuple(first),
-        tuple(second),
-    ]
+    assert classes.assign([classes.counts(first), classes.counts(second)], home) == [tuple(first), tuple(second)]
     assert classes.assign([0 * classes.demand, classes.demand], home) == [(), tuple(range(40))]
 
 

@@ -228,8 +228,7 @@ def test_search_finds_the_largest(true_size: int, low: int, guess: int, limit: i
 
 
 @pytest.mark.parametrize(
-    ("failing", "expected"),
-    [({20, 40}, 39), ({30, 40}, 39), ({32, 40, 41}, 31), (set(range(33, 90)) - {56, 88}, 32)],
+    ("failing", "expected"), [({20, 40}, 39), ({30, 40}, 39), ({32, 40, 41}, 31), (set(range(33, 90)) - {56, 88}, 32)]
 )
 def test_the_search_goes_from_the_guess_to_the_first_that_fails(failing: set[int], expected: int) -> None:
     """Predictors are not monotone: sizes that hold beyond one that fails are not taken, one below does not count."""

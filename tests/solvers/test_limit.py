@@ -116,14 +116,7 @@ def test_a_replanned_fleet_that_is_cut_down_is_read_back(
     old = solve(own, one, solver="greedy", **settings)
     given = one if stock is None else GpuKind(one, available=stock)
     plan = solve(
-        own.scaled(3.0),
-        given,
-        "moves",
-        solver=solver,
-        old_plan=old,
-        max_gpus=gpus,
-        time_limit_s=3.0,
-        **settings,
+        own.scaled(3.0), given, "moves", solver=solver, old_plan=old, max_gpus=gpus, time_limit_s=3.0, **settings
     )
     assert plan.status is Status.INFEASIBLE
     plan.save(tmp_path / "plan.json")

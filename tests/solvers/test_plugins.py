@@ -167,13 +167,7 @@ def test_an_objective_without_a_key_is_named(key: tuple[float, ...], tmp_path: P
             return key
 
     with pytest.raises(PluginError, match="a key of numbers of the objective 'vague', got"):
-        solve(
-            read_workload(fleet(tmp_path)),
-            small_profile(),
-            Vague(),
-            predictor=AnalyticPredictor(),
-            verify=False,
-        )
+        solve(read_workload(fleet(tmp_path)), small_profile(), Vague(), predictor=AnalyticPredictor(), verify=False)
 
 
 def test_an_objective_that_does_not_inherit_is_refused(tmp_path: Path) -> None:

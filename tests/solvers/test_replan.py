@@ -199,9 +199,5 @@ def test_a_running_plan_that_splits_adapters_may_go_on_splitting_them() -> None:
     assert first.n_gpus > 1
     assert most_copies(parts) == 4
     plan = solve(workload, PROFILE, old_plan=first, **posed)
-    assert (plan.status, plan.n_gpus, plan.moves) == (
-        first.status,
-        first.n_gpus,
-        Moves((), tuple(range(first.n_gpus))),
-    )
+    assert (plan.status, plan.n_gpus, plan.moves) == (first.status, first.n_gpus, Moves((), tuple(range(first.n_gpus))))
     assert solve(workload, PROFILE, old_plan=first, max_replicas=1, **posed).unplaced == (0,)

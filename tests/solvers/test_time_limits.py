@@ -108,10 +108,7 @@ def test_bins_of_one_adapter_are_not_swapped() -> None:
         rates = np.random.default_rng(seed).uniform(4.0, 16.0, 2).tolist()
         fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
         task = problem(
-            fleet,
-            objective=load_objective("slo:server.mean_ttft_ms=40.0"),
-            predictor=AnalyticPredictor(),
-            max_gpus=2,
+            fleet, objective=load_objective("slo:server.mean_ttft_ms=40.0"), predictor=AnalyticPredictor(), max_gpus=2
         )
         posed = replace(task, max_replicas=2)
         check(posed, SpreadRefined().solve(posed))

@@ -255,23 +255,14 @@ def _figure(key: str, value: object) -> Callable[[dict[str, Any]], None]:
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "fewer slots": (_gpu("max_loras", 1), "not those that were evaluated"),
-    "slots without memory": (
-        _gpu("max_loras", 100_000),
-        "its evaluation says that it starts, but 100000 slots",
-    ),
+    "slots without memory": (_gpu("max_loras", 100_000), "its evaluation says that it starts, but 100000 slots"),
     "a starved server": (_figure("starved", True), "'infeasible', as server 0 fails"),
     "a server that does not start": (_figure("memory_error", True), "'infeasible', as server 0 fails"),
-    "another rate": (
-        lambda d: d["workload"]["adapters"][0].update(rate=0.2),
-        "not those that were evaluated",
-    ),
+    "another rate": (lambda d: d["workload"]["adapters"][0].update(rate=0.2), "not those that were evaluated"),
     "another count": (lambda d: d.update(n_gpus=1), "key 'n_gpus': expected 2"),
     "another number": (_gpu("gpu", 3), "key 'gpus.0.gpu': expected 0"),
     "another gap": (lambda d: d.update(gap=0.1), "key 'gap': expected 0.5"),
-    "a bound beyond the value": (
-        lambda d: d.update(lower_bound=3.0),
-        "key 'lower_bound': expected at most 2",
-    ),
+    "a bound beyond the value": (lambda d: d.update(lower_bound=3.0), "key 'lower_bound': expected at most 2"),
     "a bound that is not there": (lambda d: d.update(lower_bound=None, gap=None), "key 'bound_proven'"),
     "optimal": (lambda d: d.update(status="optimal"), "attains a proven lower bound"),
     "infeasible": (lambda d: d.update(status="infeasible", gap=None), "an infeasible plan has"),
@@ -279,16 +270,10 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "moves": (lambda d: d["moves"].update(servers=[]) or d["moves"]["servers"].extend([1]), "moves.servers"),
     "another profile": (lambda d: d["versions"].update({"profile toy": "0" * 16}), "key 'profiles'"),
     "a renamed profile": (
-        lambda d: (
-            d["profiles"]["toy"].update(name="other"),
-            d["versions"].update({"profile toy": "0" * 16}),
-        )[0],
+        lambda d: (d["profiles"]["toy"].update(name="other"), d["versions"].update({"profile toy": "0" * 16}))[0],
         r"one that the plan was made for \(profile toy\), got 'other'",
     ),
-    "a negative latency": (
-        _figure("mean_ttft_ms", -1.0),
-        "gpus.0.evaluation.mean_ttft_ms': expected a figure >= 0",
-    ),
+    "a negative latency": (_figure("mean_ttft_ms", -1.0), "gpus.0.evaluation.mean_ttft_ms': expected a figure >= 0"),
     "a missing evaluation": (lambda d: d["gpus"][1].pop("evaluation"), "gpus.1.evaluation"),
 }
 

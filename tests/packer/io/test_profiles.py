@@ -123,11 +123,7 @@ CHANGES = [
     ("max_num_seqs = 512", "max_num_seqs = 2.5", r"key 'engine\.max_num_seqs': .*integer, got 2\.5"),
     ("max_num_seqs = 512", 'max_num_seqs = "512"', r"key 'engine\.max_num_seqs': .*got '512'"),
     ("max_num_seqs = 512", "max_num_seqs = 0", r"engine\.max_num_seqs .*got 0"),
-    (
-        "max_num_seqs = 512",
-        "max_num_seq = 512",
-        r"'engine\.max_num_seq': unknown key; did you mean 'max_num_seqs'",
-    ),
+    ("max_num_seqs = 512", "max_num_seq = 512", r"'engine\.max_num_seq': unknown key; did you mean 'max_num_seqs'"),
     ("max_num_seqs = 512", "", r"key 'engine\.max_num_seqs': this key is missing"),
     ("base_ms = 8.0", "bass_ms = 8.0", "'bass_ms'"),
     ("base_ms = 8.0", "base_ms = nan", r"latency\.coefficients\.base_ms .*got nan"),

@@ -69,10 +69,7 @@ def test_a_toml_file_may_begin_with_a_table(kind: str, files: dict[str, Path], t
             {"timestamp": [1], "adapter": ["a"], "rank": [8], "input_tokens": [1], "output_tokens": [1]},
             "log of requests",
         ),
-        (
-            {"time": [1], "model": ["a"], "usage": [{"prompt_tokens": 1, "completion_tokens": 1}]},
-            "log of requests",
-        ),
+        ({"time": [1], "model": ["a"], "usage": [{"prompt_tokens": 1, "completion_tokens": 1}]}, "log of requests"),
         ({"adapter": ["a"], "rank": [8], "rate": [1.0]}, "workload"),
         ({"x": [1]}, None),
     ],

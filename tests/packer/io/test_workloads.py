@@ -271,10 +271,7 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            [{"adapter": "a", "rank": 7.5, "rate": 1}],
-            r"'adapters\.0\.rank': expected a valid integer, got 7\.5",
-        ),
+        ([{"adapter": "a", "rank": 7.5, "rate": 1}], r"'adapters\.0\.rank': expected a valid integer, got 7\.5"),
         ([{"adapter": "a", "rank": 8, "rate": "1"}], r"'adapters\.0\.rate': .*got '1'"),
         ([{"adapter": "a", "rank": 8}], r"'adapters\.0\.rate': this key is missing"),
         ([{"adapter": "a", "rank": 8, "rate": 1, "x": 1}], r"'adapters\.0\.x': unknown key"),
@@ -284,16 +281,10 @@ def test_a_complete_trace_is_replayed(tmp_path: Path) -> None:
         ({"adapters": [{"name": "a", "rank": 8, "rate": 1}] * 2}, "'a' twice"),
         ({"adapters": [], "input_tokens": {"kind": "gamma", "mean": 3}}, "gamma lengths to have a cv"),
         ({"adapters": [], "input_tokens": {"kind": "gamma", "cv": 3}}, "gamma lengths to have a mean"),
-        (
-            {"adapters": [], "input_tokens": {"kind": "empirical", "mean": 3}},
-            "empirical lengths to have values",
-        ),
+        ({"adapters": [], "input_tokens": {"kind": "empirical", "mean": 3}}, "empirical lengths to have values"),
         ({"adapters": [], "input_tokens": {"kind": "normal", "mean": 3}}, r"'input_tokens\.kind'"),
         ({"adapters": [], "arrivals": {"kind": "trace"}}, "'arrivals': Expected a trace"),
-        (
-            {"adapters": [], "arrivals": {"kind": "trace", "time_s": [0.0]}},
-            "'arrivals': Expected a trace to have",
-        ),
+        ({"adapters": [], "arrivals": {"kind": "trace", "time_s": [0.0]}}, "'arrivals': Expected a trace to have"),
         (
             {
                 "adapters": [],
@@ -388,11 +379,7 @@ def test_classes_and_limits_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "limited.json"
     write_workload(limited, path)
     assert read_workload(path).slo == limited.slo
-    for text in (
-        "none",
-        "ttft_ms=900,request_share=0.9",
-        "p99_e2e_ms=9000,server.p99_ttft_ms=1;chat:median_ttft_ms=7",
-    ):
+    for text in ("none", "ttft_ms=900,request_share=0.9", "p99_e2e_ms=9000,server.p99_ttft_ms=1;chat:median_ttft_ms=7"):
         other = replace(classed, slo=Slo.parse(text))
         write_workload(other, path, force=True)
         assert read_workload(path).slo == other.slo

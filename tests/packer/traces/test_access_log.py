@@ -122,10 +122,7 @@ def test_a_known_trace_takes_the_column_of_its_adapters(tmp_path: Path) -> None:
             '{"time": 1, "model": "a", "prompt_tokens": -1, "completion_tokens": 1}',
             "whole number from 0 to 1000000000, got -1",
         ),
-        (
-            '{"time": 1, "model": "a", "prompt_tokens": true, "completion_tokens": 1}',
-            "expected a number, got True",
-        ),
+        ('{"time": 1, "model": "a", "prompt_tokens": true, "completion_tokens": 1}', "expected a number, got True"),
         ('{"time": "soon", "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "expected a time"),
         ('{"time": 1e11, "model": "a", "prompt_tokens": 1, "completion_tokens": 1}', "1970 to 2199"),
         ('{"time": 1, "model": "a\\u0000", "prompt_tokens": 1, "completion_tokens": 1}', "control"),
@@ -142,9 +139,7 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.dictionaries(
-        st.sampled_from(["time", "model", "prompt_tokens", "completion_tokens", "usage", "ts", "x"]),
-        inner,
-        max_size=5,
+        st.sampled_from(["time", "model", "prompt_tokens", "completion_tokens", "usage", "ts", "x"]), inner, max_size=5
     ),
     max_leaves=8,
 )
@@ -267,14 +262,7 @@ def test_a_time_of_day_is_joined_to_its_date(tmp_path: Path) -> None:
 def test_a_log_is_known_by_its_columns(tmp_path: Path) -> None:
     """The same requests as JSON lines, CSV and Parquet, under any name of file; an unknown column changes nothing."""
     rows = [
-        {
-            "created": 1769940000 + k,
-            "model": name,
-            "status": 200,
-            "prompt_tokens": 5,
-            "completion_tokens": 6,
-            "rank": 8,
-        }
+        {"created": 1769940000 + k, "model": name, "status": 200, "prompt_tokens": 5, "completion_tokens": 6, "rank": 8}
         for k, name in enumerate("abb")
     ]
     frame = pl.DataFrame(rows)

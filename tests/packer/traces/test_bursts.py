@@ -175,8 +175,7 @@ def test_bursts_survive_the_removal_of_trends(cv: float, scale_s: float, rel: fl
 
 @pytest.mark.parametrize("degree", [0, 2])
 @pytest.mark.parametrize(
-    "truth",
-    [Bursts(0.5, ((24.0, 1.0),)), Bursts(0.6, ((24.0, 0.5), (220.0, 0.5))), Bursts(2.0, ((8.1, 1.0),))],
+    "truth", [Bursts(0.5, ((24.0, 1.0),)), Bursts(0.6, ((24.0, 0.5), (220.0, 0.5))), Bursts(2.0, ((8.1, 1.0),))]
 )
 def test_what_the_removal_of_trends_takes_is_given_back(truth: Bursts, degree: int) -> None:
     """From the covariance that an endless log has left, the factor's means over windows vary as they do."""

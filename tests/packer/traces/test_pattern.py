@@ -206,21 +206,13 @@ def test_a_few_busy_seconds_are_no_busy_hour() -> None:
 def test_the_ends_of_whole_days_are_one_window() -> None:
     """A log of a day from 07:30 has 24 windows, that of 07:00 from both of its halves."""
     start_s = 20_000 * 86_400.0 + 7.5 * 3600.0
-    times = [
-        *np.arange(0.0, 1800.0, 60.0),
-        *np.arange(1800.0, 84_600.0, 600.0),
-        *np.arange(84_600.0, 86_400.0, 20.0),
-    ]
+    times = [*np.arange(0.0, 1800.0, 60.0), *np.arange(1800.0, 84_600.0, 600.0), *np.arange(84_600.0, 86_400.0, 20.0)]
     seen = rates_of(replace(trace(times, [0] * len(times), ("a",)), start_s=start_s), 3600.0)
     assert len(seen.rates) == 24
     assert seen.start_s[0] == start_s - 1800.0
     assert seen.rates[0, 0] == pytest.approx(120 / 3600, rel=0.01)
     assert list(seen.day())[7] == "07:00"
-    times = [
-        *np.arange(0.0, 600.0, 1.0),
-        *np.arange(600.0, 84_000.0, 100.0),
-        *np.arange(84_000.0, 84_600.0, 1.0),
-    ]
+    times = [*np.arange(0.0, 600.0, 1.0), *np.arange(600.0, 84_000.0, 100.0), *np.arange(84_000.0, 84_600.0, 1.0)]
     seen = rates_of(replace(trace(times, [0] * len(times), ("a",)), start_s=start_s + 1200.0), 3600.0)
     assert seen.rates.ravel().tolist() == pytest.approx([1200 / 1800, *[0.01] * 23], rel=0.02)
 

@@ -65,10 +65,7 @@ def test_hit_rates_become_shared_prefixes() -> None:
     found = observe_metrics(metrics, Ranks({}, (8,)))
     assert found.fleet.shared_prefix_tokens.all()
     assert any("46.9% of the prompt tokens" in note for note in found.notes)
-    drafted = {
-        "drafts_kept": matrix({"": [(60, 90), (120, 30)]}),
-        "drafts": matrix({"": [(60, 200), (120, 100)]}),
-    }
+    drafted = {"drafts_kept": matrix({"": [(60, 90), (120, 30)]}), "drafts": matrix({"": [(60, 200), (120, 100)]})}
     drafts = observe_metrics(parse(answers(**drafted), CUSTOM), Ranks({}, (8,)))
     assert {adapter.acceptance for adapter in drafts.fleet.adapters} == {0.4}
     assert any("40.0% of the drafts" in note for note in drafts.notes)

@@ -127,9 +127,7 @@ def test_parquet_and_gzip_say_the_same(tmp_path: Path) -> None:
 
 
 cells = st.one_of(
-    st.integers(0, 10**6).map(str),
-    st.floats(allow_nan=True).map(str),
-    st.sampled_from(["", "x", " 7 ", "1_0", "7.0"]),
+    st.integers(0, 10**6).map(str), st.floats(allow_nan=True).map(str), st.sampled_from(["", "x", " 7 ", "1_0", "7.0"])
 )
 
 
@@ -205,11 +203,7 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
         ("f.csv", "a,b\n1,2\n", "without a time, input tokens, output tokens. Found: a, b"),
         ("f.csv", OURS.replace(",30,", ",-30,"), "row 3, column 'input_tokens': .*got '-30'"),
         ("f.csv", OURS.replace(",30,", ",3.5,"), "row 3, column 'input_tokens': .*got '3.5'"),
-        (
-            "f.csv",
-            OURS.replace("5,a", "soon,a"),
-            "row 3, column 'timestamp': expected seconds or a date .*got 'soon'",
-        ),
+        ("f.csv", OURS.replace("5,a", "soon,a"), "row 3, column 'timestamp': expected seconds or a date .*got 'soon'"),
         ("f.csv", OURS.replace("5,a", "nan,a"), "row 3, column 'timestamp'"),
         ("f.csv", OURS.replace("5,a", "5,"), "row 3, column 'adapter': .*empty"),
         ("f.csv", OURS.replace("60,16", "60,8"), "got several for 'b': 8 and 16, the first in row 4"),
@@ -226,21 +220,9 @@ def test_a_number_of_eight_digits_is_no_date(tmp_path: Path) -> None:
         ("f.csv", "timestamp,input_tokens,output_tokens\n1,0,0\n", "at least one request with tokens"),
         ("f.jsonl", MOONCAKE + "{\n", "row 3: expected JSON"),
         ("f.jsonl", MOONCAKE + "[]\n", "row 3: expected a JSON object"),
-        (
-            "f.jsonl",
-            MOONCAKE + '{"timestamp": 1, "input_length": 2}\n',
-            "row 3, column 'output_length': .*missing",
-        ),
-        (
-            "f.jsonl",
-            MOONCAKE.replace("52", "true"),
-            "row 1, column 'output_length': expected a number, got True",
-        ),
-        (
-            "f.jsonl",
-            '{"timestamp": 1, "timestamp": 2}',
-            "row 1: expected JSON: the key 'timestamp' appears twice",
-        ),
+        ("f.jsonl", MOONCAKE + '{"timestamp": 1, "input_length": 2}\n', "row 3, column 'output_length': .*missing"),
+        ("f.jsonl", MOONCAKE.replace("52", "true"), "row 1, column 'output_length': expected a number, got True"),
+        ("f.jsonl", '{"timestamp": 1, "timestamp": 2}', "row 1: expected JSON: the key 'timestamp' appears twice"),
         ("f.parquet", f"PAR1{OURS}", "damaged"),
     ],
 )

@@ -10,13 +10,7 @@ import pytest
 
 from packer.errors import FileFormatError
 from packer.traces.prometheus import SOURCES, parse
-from packer.traces.vllm_metrics import (
-    Series,
-    mean_load_ms,
-    ranks_of,
-    shares_in_flight,
-    shares_resident,
-)
+from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident
 
 
 def info(names: str, times: list[float], instance: str = "a") -> tuple[dict[str, str], list[tuple[float, float]]]:

@@ -18,10 +18,7 @@ FLEET = random_fleet(60, seed=5, rates=(1.6, 0.8), ranks=(8, 32))
 
 def test_servers_that_it_leaves_out_are_named() -> None:
     """Where servers may hold fewer adapters than there are, the estimate says how many."""
-    found, few = (
-        estimated(problem(FLEET), 0.0, 20.0),
-        estimated(replace(problem(FLEET), most_adapters=5), 0.0, 20.0),
-    )
+    found, few = (estimated(problem(FLEET), 0.0, 20.0), estimated(replace(problem(FLEET), most_adapters=5), 0.0, 20.0))
     assert found is not None
     assert few is not None
     assert found.source == "estimate: trained trees find no fuller servers"

@@ -258,10 +258,7 @@ def test_few_classes_of_a_mix_of_servers_prove_their_optimum() -> None:
         filled = rng.integers(0, 20, (len(kind), k)) * 10.0 ** rng.uniform(-1.0, 4.0, k)
         counts = np.append(np.zeros(k), rng.integers(1, 40, kinds))
         patterns = np.vstack([np.hstack([filled, -np.eye(kinds)[kind]]), counts])
-        prices, demand = (
-            np.append(np.zeros(len(kind)), 1.0),
-            np.append(filled[:40].sum(axis=0), np.zeros(kinds)),
-        )
+        prices, demand = (np.append(np.zeros(len(kind)), 1.0), np.append(filled[:40].sum(axis=0), np.zeros(kinds)))
         few = solve_relaxation(patterns, demand, prices)
         assert few is not None
         assert few.use @ prices == pytest.approx(few.duals @ demand, rel=1e-9)

@@ -57,10 +57,7 @@ def fleet(n: int, seed: int, models: tuple[str | None, ...] = (None,)) -> Worklo
     return Workload(
         [
             Adapter(
-                f"a{i}",
-                int(rng.choice([8, 32])),
-                float(rng.choice([0.5, 1.0, 2.0])),
-                model=models[i % len(models)],
+                f"a{i}", int(rng.choice([8, 32])), float(rng.choice([0.5, 1.0, 2.0])), model=models[i % len(models)]
             )
             for i in range(n)
         ]

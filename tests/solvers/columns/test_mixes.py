@@ -29,8 +29,7 @@ def mixes_of(rates: list[float]) -> Mixes:
     for name, price, peak_tok_s in KINDS:
         base = small_profile(name)
         profile = replace(
-            base.with_coefficients(base_ms=1e4 / peak_tok_s),
-            gpu=replace(base.gpu, name=name, price_per_hour=price),
+            base.with_coefficients(base_ms=1e4 / peak_tok_s), gpu=replace(base.gpu, name=name, price_per_hour=price)
         )
         predictors[profile] = MonotonePredictor(peak_tok_s)
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)])
