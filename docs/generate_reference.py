@@ -26,7 +26,7 @@ HEAD = "<!-- Written by docs/generate_reference.py; change the code, not this pa
 
 
 def commands() -> str:
-    """Every command with its help."""
+    """Every command with its help, without the options that all commands have."""
     parts = [HEAD, "# Commands\n", *_shared(), ""]
     for words, found in _walk(cli, ("packer",)):
         command = copy.copy(found)
@@ -38,7 +38,9 @@ def commands() -> str:
             terminal_width=100,
             help_option_names=HELP_OPTIONS,
         )
-        parts += [f"## {' '.join(words)}\n", "```text", command.get_help(context).rstrip(), "```\n"]
+        text = re.sub(r"(?m)^  (--json|-q, --quiet|--force|-h, --help)  .*\n?", "", command.get_help(context))
+        text = re.sub(r"(?m)^(Output|Options):\n+(?=\Z|^\S)", "", text).rstrip()
+        parts += [f"## {' '.join(words)}\n", "```text", text, "```\n"]
     return "\n".join(parts)
 
 
@@ -47,7 +49,9 @@ def _shared() -> list[str]:
         "Exit codes: 0 ok, 1 internal error, 2 wrong usage or input, 3 could not be done (no plan serves all adapters,",
         "a plan no longer holds, a server of vLLM or Prometheus failed or can't be reached),",
         "130 interrupted. `PACKER_DEBUG=1` shows where an internal error came from; `NO_COLOR=1` switches colours off;",
-        "defaults come from [packer.toml](../how-to/configure.md).",
+        "defaults come from [packer.toml](../how-to/configure.md).\n",
+        "Every command has `--help`, `--json` (print JSON instead of tables) and `--quiet` (print only errors);",
+        "commands that write files have `--force` (overwrite output files that exist).",
     ]
 
 
