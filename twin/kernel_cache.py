@@ -91,13 +91,15 @@ def _code_parts(code: types.CodeType) -> Iterator[str]:
 
 def _names(code: types.CodeType) -> list[str]:
     """Return the global names of a code object and of those inside it, sorted, without the names of attributes."""
-    found, high = set[str](), 0
-    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
-        # `EXTENDED_ARG` holds the high bits of the next instruction's argument.
-        number = high | low
-        high = number << 8 if operation == dis.EXTENDED_ARG else 0
-        if operation == _LOAD_GLOBAL:
-            found.add(code.co_names[number >> 1])
+    found, operations, arguments = set[str](), code.co_code[::2], code.co_code[1::2]
+    at = operations.find(_LOAD_GLOBAL)
+    while at >= 0:
+        number, first = arguments[at], at
+        while first and operations[first - 1] == dis.EXTENDED_ARG:  # holds the high bits of the next one's argument
+            first -= 1
+            number |= arguments[first] << 8 * (at - first)
+        found.add(code.co_names[number >> 1])
+        at = operations.find(_LOAD_GLOBAL, at + 1)
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
     return sorted({*found, *inner})
 
@@ -121,10 +123,8 @@ def is_kept(kernel: Dispatcher) -> bool:
     """Whether compiled code of this version of a kernel is in the folder, or none is needed (NUMBA_DISABLE_JIT)."""
     if not isinstance(kernel, Dispatcher):
         return True
-    folder, name = cache_folder(), f".{kernel.py_func.__name__}-{stamp(kernel.py_func)[:STAMP_LENGTH]}."
-    with contextlib.suppress(OSError):
-        return folder is not None and any(name in each and each.endswith(".nbi") for each in os.listdir(folder))
-    return False
+    folder, cache = cache_folder(), getattr(kernel, "_cache", None)
+    return folder is not None and isinstance(cache, KernelCache) and os.path.exists(folder / cache.index_name)
 
 
 def _ours(function: types.FunctionType) -> bool:
@@ -168,6 +168,11 @@ class KernelCache(FunctionCache):
         if "_impl" not in vars(self):
             super().__init__(self._py_func)  # type: ignore[no-untyped-call]
         return object.__getattribute__(self, name)
+
+    @property
+    def index_name(self) -> str:
+        """Name of the file that says which code is kept."""
+        return f"{self._impl.filename_base}.nbi"
 
 
 def _enable_caching(kernel: Any) -> None:

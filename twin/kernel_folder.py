@@ -72,7 +72,8 @@ def _place(folder: Path) -> Place:
             return Place(False, "it belongs to another user")
         if os.name == "posix" and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return Place(False, "other users can write to it (chmod go-w)")
-        os.listdir(folder)
+        with os.scandir(folder):  # thousands of files are not listed
+            pass
     except OSError as error:
         return Place(False, error.strerror or str(error))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from functools import cache
 from typing import Any
 
@@ -30,7 +31,8 @@ def signature(part: Dispatcher) -> tuple[Any, ...]:
     settings = {"slots": 1, "block_size": 16, "ring": 3, "run_s": 1.0, "bin_s": 1.0}
     state = new_state(1, *adapters_of(ones, ones), settings)
     law = Law(np.ones(1), np.ones(1), np.ones(1), np.ones(1, dtype=FRONTEND)[0])
-    values = {"state": state, "law": law, "pool": None, "each": None, "now": 0.0, "ms": 0.0, "ahead": False}
+    values: dict[str, Any] = dict.fromkeys(("pool", "each", "tuning")) | dict.fromkeys(("until_s", "now", "ms"), 0.0)
+    values |= {"state": state, "law": law, "ahead": False}
     values |= state._asdict() | law._asdict()
     return types_of(values[name] for name in inspect.signature(part.py_func).parameters)
 
@@ -42,10 +44,12 @@ def is_compiled() -> bool:
 
 @cache
 def begin() -> None:
-    """Start compiling in another process, unless the engine is compiled."""
+    """Start compiling in another process; if the engine is compiled, load it in a thread."""
     if not is_compiled():
         for part in ELSEWHERE:
             COMPILER.send(part, signature(part))
+    elif isinstance(advance, Dispatcher):
+        threading.Thread(target=lambda: advance.compile(signature(advance)), daemon=True).start()
 
 
 def prepare() -> None:
