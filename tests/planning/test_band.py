@@ -51,6 +51,13 @@ def test_a_plan_whose_margin_covers_an_end_is_the_dearest_there() -> None:
     plan = solve(fleet, ESTIMATE, predictor=AnalyticPredictor(), margin=1.0, verify=False)
     band = plan.estimate_band
     assert band["fewest"]["gpus"] < band["most"]["gpus"] <= plan.n_gpus
+    asked = list[float]()
+
+    def again(other: Workload) -> None:
+        asked.append(other.rate)
+
+    assert with_band(plan, again).estimate_band["most"] == band["most"]
+    assert asked == [fleet.rate / 2.0]  # none for rates that the margin covers, which it would raise again
 
 
 def test_an_end_of_the_band_needs_no_plans_on_more_gpus(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
