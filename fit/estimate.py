@@ -162,8 +162,7 @@ def _check_ranks(sizes: ModelDimensions, engine: EngineSpec) -> None:
         raise IncompatibleError(f"{said} Plan them as servers: packer counts and places these itself.")
     if engine.name != "vllm" or engine.release < _RANKS_SINCE:
         rule = f"vLLM serves LoRA with experts on data-parallel ranks since {since}"
-        rule = f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}."
-        raise IncompatibleError(rule)
+        raise IncompatibleError(f"{rule}, got data_parallel_size {ranks} with {engine.name} {engine.version}.")
 
 
 def _check_settings(sizes: ModelDimensions, engine_name: str, version: str | None, **counts: int | None) -> None:

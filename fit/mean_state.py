@@ -123,8 +123,7 @@ def fit_mean_state(
     profile: Profile, runs: Sequence[MeasuredRun], micro: Equations, terms: Sequence[str], *, seed: int,
     done: Callable[[], None] = lambda: None,
 ) -> Profile:  # fmt: skip
-    """Return the profile with the coefficients of `terms` fitted to the runs in `ROUNDS` rounds. `done`: called after
-    simulations."""
+    """Return the profile with `terms` fitted to the runs in `ROUNDS` rounds. `done`: called after simulations."""
     for k in range(ROUNDS):
         together, kept = simulated_equations(profile, runs, seed=seed, done=done)
         if len(micro.step_ms):

@@ -35,8 +35,7 @@ logits do not explain in the KV budgets of both calibrated profiles (0.57 and 0.
 
 def kv_budget(model: ModelDimensions, sheet: Datasheet, engine: EngineSpec) -> float:
     """Return the bytes on all GPUs of a server that are left for KV cache and slots. Weights are split over the GPUs of
-    a data-parallel rank, experts over all GPUs; all else is on each GPU. Raises `IncompatibleError`: nothing is
-    left."""
+    a data-parallel rank, experts over all GPUs; all else is on each. Raises `IncompatibleError`: nothing is left."""
     n, budget = engine.tensor_parallel_size, _budget_bytes(model, sheet, engine)
     if budget <= 0:
         larger = [k for k in (2, 4, 8, 16) if k > n and model.splits_over(k)]

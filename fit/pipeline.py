@@ -55,9 +55,8 @@ def _rounded(profile: Profile) -> Profile:
 
 
 def micro_profile(base: Profile, profiling: Profiling) -> Profile:
-    """Fit a profile to micro-benchmarks only; parts without a table stay as in `base`. Terms that micro-benchmarks do
-    not determine stay near those of `base` (`packer.fit.step_law.prior_of`). An estimate stays one unless adapters were
-    measured."""
+    """Fit a profile to micro-benchmarks only; parts without a table stay as in `base`. Terms that they do not determine
+    stay near those of `base` (`packer.fit.step_law.prior_of`). An estimate stays one unless adapters were measured."""
     memory, loading = base.memory, base.loading
     if profiling.kv_capacity:
         memory = fit_memory(profiling.kv_capacity, base.model, base.engine)

@@ -85,9 +85,8 @@ class Acting:
         return each_of(self.servers, models)
 
     def placement(self, seen: Sequence[Models | str], but: Iterable[str] = ()) -> list[dict[str, float]]:
-        """Return the adapters that each server reports, with the state's shares; none for servers that don't answer. An
-        adapter without a share on any server that answers gets equal shares on all that hold it, unless it is in
-        `but`."""
+        """Return the adapters that each server reports, with the state's shares; none for servers that don't answer.
+        One without a share on any server that answers gets equal shares on all that hold it, unless it is in `but`."""
         known = self.state.routes(self.numbers)
         found: list[dict[str, float]] = []
         for s, models in enumerate(seen):

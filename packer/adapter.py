@@ -72,8 +72,7 @@ class Adapter:
             checks.instance(f"sessions {who}", self.sessions, Sessions, "packer.Sessions(turns=4)")
 
     def at_rate(self, rate: float) -> Adapter:
-        """The same adapter with another rate, any finite number above 0. Only the rate is checked, because searches
-        make thousands of copies."""
+        """The same adapter at another rate above 0. Only the rate is checked: searches make thousands of copies."""
         what = f"the rate of adapter {self.name!r}"
         return changed(self, rate=checks.real(what, rate, low=0.0, open_low=True))
 

@@ -33,8 +33,7 @@ def in_parts(found: Callable[[slice], IntArray], n: int) -> IntArray:
 
 
 def distinct(values: npt.NDArray[Any], axis: int | None = None) -> npt.NDArray[Any]:
-    """The sorted distinct values, or with `axis` 0 rows. `np.unique` without counts imports `numpy.ma`, which takes as
-    long as the rest of NumPy."""
+    """The sorted distinct values, or rows (`axis` 0). `np.unique` imports `numpy.ma`, which takes long."""
     found: npt.NDArray[Any] = np.unique(values, axis=axis, return_counts=True)[0]
     return found
 

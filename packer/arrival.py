@@ -72,8 +72,7 @@ class RequestTrace:
         if n and max(self.input_tokens.max(), self.output_tokens.max()) > MAX_TOKENS:
             raise ValidationError(f"Expected the lengths of a request trace to be <= {MAX_TOKENS:,} tokens.")
         if self.end_s is not None and n and not self.time_s[-1] < self.end_s:
-            rule = "Expected a request trace to end after its last request"
-            raise ValidationError(f"{rule}, got {self.end_s}.")
+            raise ValidationError(f"Expected a request trace to end after its last request, got {self.end_s}.")
         self._check_blocks()
         if self.sessions is not None and (len(self.sessions) != n or (n and int(self.sessions.min()) < 0)):
             raise ValidationError("Expected a session >= 0 for each request of a request trace.")
@@ -288,8 +287,7 @@ class Arrivals:
         return self.kind in ("bursty", "unpredictable") or (self.kind == "lognormal" and self.cv > 1.0)
 
     def whole_s(self, at_least_s: float) -> float:
-        """Duration of a run that covers the whole process, s: the span of a trace; whole cycles of `factors`, at least
-        `at_least_s`; `at_least_s` for other arrivals."""
+        """Duration of a run, s: the span of a trace; else at least `at_least_s`, in whole cycles of `factors`."""
         if self.trace is not None:
             return self.trace.span_s or at_least_s
         return self.whole_cycles_s(at_least_s) if self.cycle_s else at_least_s

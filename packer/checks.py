@@ -23,11 +23,9 @@ MOST_COUNT = 10**8  # Largest accepted count in a profile.
 def name(what: str, value: object) -> str:
     """`value`, if it is text of 1 to 256 characters without control characters and surrogates."""
     if not isinstance(value, str) or not 1 <= len(value) <= LONGEST_NAME:
-        rule = f"Expected {what} to be text of 1 to {LONGEST_NAME} characters"
-        raise ValidationError(f"{rule}, got {shown(value)}.")
+        raise ValidationError(f"Expected {what} to be text of 1 to {LONGEST_NAME} characters, got {shown(value)}.")
     if not value.isprintable() and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
-        rule = f"Expected {what} without control characters and surrogates"
-        raise ValidationError(f"{rule}, got {shown(value)}.")
+        raise ValidationError(f"Expected {what} without control characters and surrogates, got {shown(value)}.")
     return value
 
 

@@ -120,8 +120,7 @@ class Cluster:
         object.__setattr__(self, "slo", Goal.only(self.slo).limits.to_dict())
         on_nodes = sum(node.servers for node in self.nodes)
         if self.nodes and on_nodes != len(self.servers):
-            rule = f"Expected the nodes to have {len(self.servers)} servers together"
-            raise ValidationError(f"{rule}, got {on_nodes}.")
+            raise ValidationError(f"Expected the nodes to have {len(self.servers)} servers together, got {on_nodes}.")
         if self.store is None and any(node.host_bytes != math.inf for node in self.nodes):
             raise ValidationError("Expected a store where the host memory of a node is limited, got None.")
         checks.real("network_ms", self.network_ms, low=0.0)

@@ -28,8 +28,7 @@ def check_placement(workload: Workload, bins: Sequence[Bin], unplaced: Sequence[
             said = f"Expected max_lora_rank of server {k} >= {rank}, the largest rank of its adapters,"
             raise ValidationError(f"{said} got {bin_.max_lora_rank}.")
         if rank and not bin_.max_loras:
-            rule = f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected max_loras of server {k} >= 1, because it serves adapters, got 0.")
         for i in bin_.adapters if workload.models else ():
             model = workload.adapters[i].model
             if model is not None and not serves(bin_.profile.model, model):

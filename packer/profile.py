@@ -272,8 +272,7 @@ class Profile:
         ]
 
     def settings(self, max_loras: int, max_lora_rank: int) -> Settings:
-        """Settings of a server of this profile with `max_loras` slots of `max_lora_rank`, or of the least rank that its
-        version of vLLM takes."""
+        """Settings with `max_loras` slots of `max_lora_rank`, or of the least rank that the version of vLLM takes."""
         return _settings(max_loras, self.least_slot_rank if max_lora_rank == 1 else max_lora_rank)
 
     @cached_property

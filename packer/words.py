@@ -41,8 +41,7 @@ def none_called(missing: Sequence[str], option: str, names: Iterable[str]) -> li
 
 
 def prefixed(names: Sequence[str], known: Collection[str]) -> str:
-    """Words about what stands before `known` names in most of these names, with the option that takes it away; else
-    empty."""
+    """Words about what stands before `known` names in most of these names, and the option that removes it; or empty."""
     ends = sorted((each for each in known if names and names[0].endswith(each)), key=len)
     prefix = names[0].removesuffix(ends[-1]) if ends else ""
     met = sum(name.startswith(prefix) and name.removeprefix(prefix) in known for name in names) if prefix else 0

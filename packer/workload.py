@@ -236,8 +236,7 @@ class Workload:
         return own, self if len(own) == len(self) else self.subset(own)
 
     def scaled(self, rate_factor: float) -> Workload:
-        """The same fleet with every rate multiplied by `rate_factor`; idle adapters (`IDLE_RATE`) stay idle, and a
-        trace is replayed faster by this factor."""
+        """The same fleet with all rates times `rate_factor` (a trace is replayed faster); idle adapters stay idle."""
         checks.real("rate_factor", rate_factor, low=0.0, open_low=True)
         adapters = tuple(a if a.rate == IDLE_RATE else a.at_rate(a.rate * rate_factor) for a in self.adapters)
         arrivals, trace = self.arrivals, self.arrivals.trace

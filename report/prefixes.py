@@ -37,9 +37,8 @@ def prefix_words(plan: Plan, *, briefly: bool = False) -> str | None:
 
 
 def prefix_figures(plan: Plan) -> dict[str, Any] | None:
-    """The figures of `prefix_words`, for JSON: the assumed hit rate, and figures of a server at another hit rate. None
-    if the fleet has shared prefixes. Both runs of the server get the same requests; only the share of their prompts in
-    the cache differs."""
+    """The figures of `prefix_words`, for JSON: the assumed hit rate, and figures of a server at another hit rate, with
+    the same requests; only the share of their prompts in the cache differs. None if the fleet has shared prefixes."""
     fleet, trace = plan.workload, plan.workload.arrivals.trace
     if shares_prefixes(plan):
         return None

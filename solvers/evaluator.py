@@ -291,9 +291,8 @@ def _worse(figures: Evaluations, other: Evaluations, highest: Iterable[str] = ()
 
 
 def rate_margin_for(profile: Profile, *, confidence: float | None = None, margin: float | None = None) -> float:
-    """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors. With
-    neither a margin nor a confidence, a calibrated profile's margin at 95 % confidence is taken, and 10 % for a profile
-    that carries no errors."""
+    """Share by which rates are raised when servers are evaluated: given, or from the profile's held-out errors, by
+    default a calibrated profile's margin at 95 % confidence, and 10 % for a profile that carries no errors."""
     if margin is not None:
         if confidence is not None:
             raise ValidationError("Expected a confidence or a margin, got both.")
@@ -307,8 +306,7 @@ def rate_margin_for(profile: Profile, *, confidence: float | None = None, margin
 def margins_for(
     profiles: Sequence[Profile], *, confidence: float | None = None, margin: Margin | None = None
 ) -> dict[Profile, float]:
-    """`rate_margin_for` each profile. `margin`: one for all servers, or one for each profile. Raises `ValidationError`:
-    a profile has no margin."""
+    """`rate_margin_for` each profile; `margin`: one for all, or each. Raises `ValidationError`: a profile has none."""
     own = margin if isinstance(margin, Mapping) else dict.fromkeys(profiles, margin)
     if without := [profile.name for profile in profiles if profile not in own]:
         raise ValidationError(f"Expected a margin for each kind of server, got none for {listed(without)}.")

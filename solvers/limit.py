@@ -56,9 +56,8 @@ def _heaviest(problem: Problem, bins: Sequence[Bin], servers: bool) -> list[int]
 
 
 def without(workload: Workload, bins: Sequence[Bin], gone: Container[int]) -> tuple[Bin, ...]:
-    """The bins without the adapters in `gone`; bins that become empty are left out. A changed bin gets the smallest
-    slot rank that it needs, and no more slots than adapters. A bin that had more slots than adapters keeps their
-    number, which was chosen."""
+    """The bins without the adapters in `gone`; empty ones are left out. A changed bin gets the smallest slot rank that
+    it needs, and no more slots than adapters; one that had more slots than adapters keeps their number."""
     kept = []
     for bin_ in bins:
         left = bin_.renumbered({i: i for i in bin_.adapters if i not in gone})

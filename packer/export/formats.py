@@ -41,8 +41,7 @@ class Versions:
         """Check the version in use; a patch release such as 0.7.3 counts as its minor release, 0.7. Raises
         `ValidationError`: `version` is not a version; `IncompatibleError`: it is outside the range."""
         if not _VERSION.fullmatch(version):
-            rule = f"Expected a version of {self.stack} as {self.first}, got {shown(version)}."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected a version of {self.stack} as {self.first}, got {shown(version)}.")
         given, first, last = (_parts(each or version) for each in (version, self.first, self.last))
         if given[: len(first)] < first or given[: len(last)] > last:
             rule = f"Expected {self}, which this format was checked against"

@@ -81,11 +81,9 @@ class Options:
                 rule = f"Expected the {what} to be up to {most} small letters, digits and '-'"
                 raise ValidationError(f"{rule}, got {shown(name)}.")
         if not self.prefix[0].isalpha():  # RFC 1035, required for the names of Services
-            rule = f"Expected the prefix to start with a small letter, got {shown(self.prefix)}."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected the prefix to start with a small letter, got {shown(self.prefix)}.")
         if self.image is not None and not _IMAGE.fullmatch(self.image):
-            rule = "Expected a container image like vllm/vllm-openai:v0.10.0"
-            raise ValidationError(f"{rule}, got {shown(self.image)}.")
+            raise ValidationError(f"Expected a container image like vllm/vllm-openai:v0.10.0, got {shown(self.image)}.")
         if not self.adapters_dir.startswith("/") or not self.adapters_dir.isprintable():
             raise ValidationError(f"Expected an absolute folder of adapters, got {shown(self.adapters_dir)}.")
 
@@ -220,8 +218,7 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
     if options.model is None and (wanted := profile.provenance.get(WEIGHTS)):
-        rule = f"The plan is for weights in {wanted}: --model names the repository that has them."
-        raise IncompatibleError(rule)
+        raise IncompatibleError(f"The plan is for weights in {wanted}: --model names the repository that has them.")
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names

@@ -50,8 +50,7 @@ def jsonable(value: Any) -> Any:
 
 
 def json_lines(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row number and object of each line of a JSON Lines text, or of one list of objects, alone or inside an object.
-    Raises what `parse_json` raises."""
+    """Row number and object of each line of a JSON Lines text, or of one list of objects. Raises as `parse_json`."""
     if re.match(r"\s*(\[|\{[ \t\r]*\n)", text):
         try:
             data = parse_json(text, row=1)

@@ -32,8 +32,7 @@ def _adapter(kind: Any) -> pydantic.TypeAdapter[Any]:
 
 def parse(kind: type[T], data: Any, key: str = "") -> T:
     """`data` as a `FileTable` or a dataclass of packer, which checks its rules; `key`: position of `data` in the file.
-    Raises `FileFormatError`: a key is missing, unknown or has an invalid value; names the key, as
-    `engine.max_num_seqs`."""
+    Raises `FileFormatError`: a key is missing, unknown or has an invalid value; names it, as `engine.max_num_seqs`."""
     try:
         if issubclass(kind, pydantic.BaseModel):
             return kind.model_validate(data)

@@ -120,8 +120,7 @@ def csv_lines(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def header_of(cells: Sequence[str], row: int) -> list[str]:
-    """Column names of a header in lower case, without surrounding whitespace. Raises `FileFormatError`: a name is
-    repeated."""
+    """Column names of a header, in lower case and stripped. Raises `FileFormatError`: a name is repeated."""
     names = [cell.strip().lower() for cell in cells]
     for k, name in enumerate(names):
         if name and name in names[:k]:

@@ -50,8 +50,7 @@ class Address:
 
     def said(self, status: int, text: str) -> str:
         """What an answer other than 200 says, in one line, masked: an error's message, a page's title, else its text.
-        Servers and gateways write {"error": {"message": …}}, {"message": …} or {"detail": …}, proxies a page in
-        HTML."""
+        Servers and gateways write {"error": {"message": …}}, {"message": …} or {"detail": …}, proxies HTML."""
         if 300 <= status < 400:
             return f"HTTP {status}: a redirect, which is not followed"
         found: Any = None
@@ -86,8 +85,7 @@ def address_of(text: str, key: str = "") -> Address:
     if not good:
         raise ValidationError(f"Expected an address like http://host:8000, got {shown(bare(text))}.")
     if parts.query or parts.fragment:
-        rule = f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}."
-        raise ValidationError(rule)
+        raise ValidationError(f"Expected an address without ? and #, got {shown(masked(text.split('#')[0]))}.")
     login, _, host = parts.netloc.rpartition("@")
     url = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
     given = key or unquote(login)

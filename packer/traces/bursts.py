@@ -151,9 +151,8 @@ def _factors(
 
 
 def _in_traffic(time_s: FloatArray, window_s: float) -> IntArray:
-    """Rows of the requests outside windows in which traffic begins after a silent window, or ends before one: as where
-    a service is closed at night. These windows show a step, which is no burst. All rows if no other window, but the
-    last, which may be a part, has requests."""
+    """Rows of the requests outside windows in which traffic begins after a silent window, or ends before one, as where
+    a service closes at night: a step is no burst. All rows if only the last window, perhaps a part, has others."""
     window = (time_s // window_s).astype(np.int64)
     number = np.bincount(window)
     used = np.flatnonzero(number)

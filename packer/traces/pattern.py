@@ -86,8 +86,7 @@ class RateTable:
         `ValidationError`: the windows do not divide a day into whole minutes, do not start at multiples of their
         length, or do not cover the whole day."""
         if self.window_s % 60.0 or DAY_S % self.window_s:
-            rule = f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s."
-            raise ValidationError(rule)
+            raise ValidationError(f"Expected windows of whole minutes that divide a day, got {self.window_s:g} s.")
         if (self.start_s % self.window_s).any():
             said = f"Expected windows that start at multiples of {self.window_s:g} s,"
             raise ValidationError(f"{said} got one at {clock(self.start_s[0])}.")
@@ -205,8 +204,7 @@ def _loads(trace: Trace, weights: FloatArray, starts_s: FloatArray, length_s: fl
 
 
 def busiest_requests(trace: Trace, table: RateTable) -> Trace:
-    """The requests of the window with the highest offered load, from its start; their adapters alone. `table`: the
-    rates of the trace."""
+    """The requests of the window with the highest load, from its start, and their adapters; `table`: the rates."""
     begin_s = table.busiest_s[0] - trace.start_s
     inside = np.flatnonzero((trace.time_s >= begin_s) & (trace.time_s < begin_s + table.window_s))
     used, adapter = np.unique(trace.owner[inside], return_inverse=True)

@@ -23,9 +23,8 @@ UNKNOWN, NEVER = -10, -20
 
 
 class Residents(NamedTuple):
-    """bits uint8 (rows, words): eight servers in each byte. own int32 (S, …): rows in which a server has its bit set,
-    length (S,): their number. loads (S,): the server's adapter loads at the last update; UNKNOWN, or NEVER: all bits
-    are 1."""
+    """bits uint8 (rows, words): eight servers in a byte. own int32 (S, …): rows in which a server has its bit set,
+    length (S,): their number. loads (S,): its adapter loads at the last update; UNKNOWN, or NEVER: all bits are 1."""
 
     bits: BitArray
     own: npt.NDArray[np.int32]

@@ -78,8 +78,7 @@ def put_last(
 def put_first(
     server: Record, requests: Record, adapters: Record, ring: Record, trees: Record | None, r: int, a: int
 ) -> None:
-    """Put a preempted request before all waiting requests, but for those that count as passed over; the caller calls
-    `place`."""
+    """Put a preempted request before all others but those that count as passed over; the caller calls `place`."""
     server.waiting += 1
     server.waiting_prompt += requests[r].prompt
     server.front -= 1
