@@ -22,6 +22,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_TOKENS = 10**9  # Largest accepted length of a request, tokens.
 MIN_CV = 1e-4  # Smallest cv other than 0: below it a gamma quantile can't be computed.
 _SMALL_SHIFT = 0.002
+_NO_LIMIT = int(np.iinfo(np.int64).max)
 _Z_MAX = 6.0
 _Z_GRID = np.linspace(-_Z_MAX, _Z_MAX, 4097)
 _ONES = np.ones(len(_Z_GRID))
@@ -197,7 +198,7 @@ def each_at_normal(lengths: Sequence[Lengths], which: IntArray, z: FloatArray) -
     if tables:
         interpolate()
     least = [each.low for each in lengths]
-    most = [np.iinfo(np.int64).max if each.high is None else each.high for each in lengths]
+    most = [_NO_LIMIT if each.high is None else each.high for each in lengths]
     low, high = (np.array(ends)[which if len(set(ends)) > 1 else 0] for ends in (least, most))
     whole: IntArray = np.maximum(np.rint(tokens).astype(np.int64), low)
     return whole if all(each.high is None for each in lengths) else np.minimum(whole, high)

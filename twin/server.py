@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from packer.twin.tuning.state import Tuning
 from packer.twin.watch import PARTS, Watch
 from packer.workload import Workload
 
+RULES_KEPT = tuple(each.name for each in fields(EngineRules) if each.name in (rows.SERVER.names or ()))
+"""Rules of the engine that the kernel reads."""
 LIKELY_STEPS_S = 100.0  # Steps per second that change /metrics' sets of adapters; hardly any server has more.
 LIKELY_REQ_S = 64.0  # Requests per second that hardly any server completes: marks are drawn for so many, then for more.
 
@@ -311,7 +313,7 @@ class Server:
             "spares_batch": int(profile.loading.spares_batch or not fixed_slots),
             # If host memory has room for all adapters, only a cold start reads them from disk.
             "track_host": int(self.cold or places < m),
-            **{name: int(getattr(rules, name)) for name in rows.SERVER.names if hasattr(rules, name)},
+            **{name: int(getattr(rules, name)) for name in RULES_KEPT},
             "by_priority": int(engine.scheduling_policy == "priority"),
             "concurrency": self.concurrency or 0,
             "released": self.concurrency or 0,

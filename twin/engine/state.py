@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from packer.arrays import ByteArray, FloatArray, IntArray, Record, record
+from packer.memo import Memo
 from packer.terms import LINEAR_TERMS
 
 
@@ -284,11 +285,15 @@ class ServerState(NamedTuple):
     trees: Record | None
 
 
+_classes = Memo[IntArray, tuple[IntArray, IntArray]](lambda ranks: np.unique(ranks, return_inverse=True), kept=64)
+"""The distinct ranks, and the number of each adapter's, memoised because a server is simulated several times."""
+
+
 def adapters_of(ranks: IntArray, blocks: IntArray, seed: int = 0) -> tuple[Record, Record]:
     """Return `adapters` and `classes` (see `ServerState`) of idle adapters with these ranks and KV blocks, (m,) each.
     `seed`: for the hashes of the adapters' names, which Python draws at random in each process."""
     m = len(ranks)
-    distinct, number = np.unique(ranks, return_inverse=True)
+    distinct, number = _classes(ranks)
     rng = np.random.default_rng((seed, 0x77616C6B))
     adapters = zeros((m + 1,), ADAPTER)
     adapters["rank"][1:], adapters["blocks"][1:] = ranks, blocks
