@@ -24,12 +24,13 @@ import numpy as np
 from packer.errors import FileFormatError, IncompatibleError, ModelError, reading, shown
 from packer.fit.lora_kernels import Kernel, Times, read_lora_kernels, with_lora_kernels
 from packer.fit.roofline import SHARES
+from packer.fit.step_law import with_prompts
 from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.profile import Profile
 from packer.terms import LINEAR
 from packer.twin.law.law import coefficient_vector
-from packer.twin.law.linear import AT, linear_features
+from packer.twin.law.linear import linear_features
 
 Path = str | os.PathLike[str]
 FIGURES, UNSTEADY = table("packer.fit", "bench_results.toml").values()
@@ -100,15 +101,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * context,
         graph_max_tokens=law.graph_max_tokens, attended=starts * squared / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
-    # terms that are not linear in the tokens are averaged over steps with and without a prompt
-    ridge = law.ridge_tokens or np.inf
-    tokens = np.array([seen, seen + prompt])
-    for at, (alone, beside) in (
-        (AT.per_token_beyond_ridge_ms, np.maximum(0.0, tokens - ridge)),
-        (AT.experts_ms, 1.0 - (1.0 - law.expert_share) ** tokens),
-    ):
-        features[:, at] = alone + np.minimum(1.0, starts) * (beside - alone)
-    features[:, AT.prefill_step_ms] = np.minimum(1.0, starts)
+    with_prompts(features, law, seen, starts, prompt)
     factor = float(np.exp(-np.mean(np.log(features @ coefficient_vector(law) / itl_ms))))
     adapters = {term.name for term in LINEAR if term.part == "lora"}
     scaled = {term: float(f"{value * factor:.6g}") for term, value in law.coefficients.items()}

@@ -16,7 +16,7 @@ import numpy as np
 
 from packer.arrays import FloatArray
 from packer.fit.runs import simulate_run
-from packer.fit.step_law import Equations, residuals, solve
+from packer.fit.step_law import Equations, Prior, residuals, solve
 from packer.fit.tables import MeasuredRun
 from packer.profile import Profile
 from packer.terms import LINEAR_TERMS
@@ -108,28 +108,29 @@ def family_weights(runs: Sequence[MeasuredRun]) -> FloatArray:
     return weights / weights.mean() if runs else weights
 
 
-def solve_robustly(equations: Equations, terms: Sequence[str]) -> dict[str, float]:
+def solve_robustly(equations: Equations, terms: Sequence[str], prior: Prior | None = None) -> dict[str, float]:
     """`step_law.solve`, reweighted so that residuals beyond `ROBUST_SCALE` count linearly."""
-    coefficients = solve(equations, terms)
+    coefficients = solve(equations, terms, prior)
     for _ in range(REWEIGHTINGS):
         error = np.maximum(np.abs(residuals(equations, coefficients)), ROBUST_SCALE)
         # The weight is squared as well: error² × scale / error grows linearly.
         weights = equations.weights * np.sqrt(ROBUST_SCALE / error)
-        coefficients = solve(replace(equations, weights=weights), terms)
+        coefficients = solve(replace(equations, weights=weights), terms, prior)
     return coefficients
 
 
 def fit_mean_state(
     profile: Profile, runs: Sequence[MeasuredRun], micro: Equations, terms: Sequence[str], *, seed: int,
-    done: Callable[[], None] = lambda: None,
+    prior: Prior | None = None, done: Callable[[], None] = lambda: None,
 ) -> Profile:  # fmt: skip
-    """Return the profile with `terms` fitted to the runs in `ROUNDS` rounds. `done`: called after simulations."""
+    """Return the profile with the coefficients of `terms` fitted to the runs in `ROUNDS` rounds. `prior`: for what the
+    equations leave open. `done`: called after simulations."""
     for k in range(ROUNDS):
         together, kept = simulated_equations(profile, runs, seed=seed, done=done)
         if len(micro.step_ms):
             weight = np.sqrt(MICRO_SHARE * len(kept) / len(micro.step_ms))
             together += replace(micro, weights=micro.weights * weight)
-        found = solve_robustly(together, terms)
+        found = solve_robustly(together, terms, prior)
         share = 1.0 if k == 0 else 0.6  # later rounds are damped: a queue's length reacts to its step time
         old = profile.latency.coefficients
         mixed = {term: (1 - share) * old.get(term, 0.0) + share * found[term] for term in terms}

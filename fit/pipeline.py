@@ -18,10 +18,11 @@ from packer.fit.lengths_fit import fit_correlation
 from packer.fit.mean_state import ROUNDS, fit_mean_state
 from packer.fit.memory_fit import fit_loading, fit_memory
 from packer.fit.score import ScoredRun
-from packer.fit.step_law import prior_of
+from packer.fit.step_law import Prior, prior_of
 from packer.fit.tables import MeasuredRun, Profiling
-from packer.profile import LatencySpec, Profile
+from packer.profile import Profile
 from packer.progress import Progress, silent
+from packer.terms import LINEAR
 
 TERMS = (
     "base_ms", "per_decode_ms", "per_prefill_token_ms", "first_adapter_ms", "per_adapter_ms", "per_slot_ms",
@@ -49,6 +50,17 @@ class Calibration:
     others: Mapping[str, Profile] = field(default_factory=dict)
 
 
+def terms_of(base: Profile) -> tuple[str, ...]:
+    """The terms to fit: `TERMS`, and those of the base model that an estimate has in addition (prompts beyond the
+    ridge, experts)."""
+    more = (term.name for term in LINEAR if term.part == "model" and base.latency.coefficients.get(term.name))
+    return (*TERMS, *(name for name in more if name not in TERMS))
+
+
+def _note(prior: Prior | None) -> str:
+    return "" if prior is None else f"{prior.source}, for what measurements leave open"
+
+
 def _rounded(profile: Profile) -> Profile:
     kept = {term: float(f"{v:.{DIGITS}g}") for term, v in profile.latency.coefficients.items() if v > 0}
     return replace(profile, latency=replace(profile.latency, coefficients=kept))
@@ -62,12 +74,13 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
         memory = fit_memory(profiling.kv_capacity, base.model, base.engine)
     if profiling.loading:
         loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
-    equations = step_law.micro_equations(profiling, base.engine, base.latency.graph_max_tokens)
+    equations = step_law.micro_equations(profiling, base.engine, base.latency)
     latency, note = base.latency, ""
     if len(equations.step_ms):
         prior = prior_of(base)
-        latency = LatencySpec("linear", step_law.solve(equations, TERMS, prior), base.latency.graph_max_tokens)
-        note = "" if prior is None else f"{prior.source}, for what micro-benchmarks leave open"
+        found = step_law.solve(equations, terms_of(base), prior)
+        latency = replace(base.latency, form="linear", coefficients=found)
+        note = _note(prior)
     calibrated = base.calibrated or bool(profiling.adapters)
     profile = replace(
         base, memory=memory, loading=loading, latency=latency, calibrated=calibrated, errors={}, provenance={}
@@ -78,14 +91,16 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
 def fit_runs(
     start: Profile, profiling: Profiling, runs: Sequence[MeasuredRun], *, done: Callable[[], None] = lambda: None
 ) -> Profile:
-    """Fit the step law to micro-benchmarks and runs."""
-    graph = start.latency.graph_max_tokens
-    micro = step_law.micro_equations(profiling, start.engine, graph)
-    first = step_law.solve(micro + step_law.run_equations(runs, graph), TERMS)
-    first = {term: value for term, value in first.items() if value > 0}
-    law = LatencySpec("linear", first, graph)
-    begun = replace(with_provenance(start, prior=""), latency=law, calibrated=True)
-    return _rounded(fit_mean_state(begun, runs, micro, TERMS, seed=SEED, done=done))
+    """Fit the step law to micro-benchmarks and runs. What both tables of steps and the runs do not determine stays near
+    `start`: requests to the base model alone, for example, if every run had adapters."""
+    terms, law = terms_of(start), replace(start.latency, form="linear", coefficients={})
+    micro = step_law.micro_equations(profiling, start.engine, law)
+    whole = profiling.backbone and profiling.adapters and len(terms) == len(TERMS)
+    prior = None if whole else prior_of(start)
+    first = step_law.solve(micro + step_law.run_equations(runs, law), terms, prior)
+    law = replace(law, coefficients={term: value for term, value in first.items() if value > 0})
+    begun = replace(with_provenance(start, prior=_note(prior)), latency=law, calibrated=True)
+    return _rounded(fit_mean_state(begun, runs, micro, terms, seed=SEED, prior=prior, done=done))
 
 
 def calibrate(

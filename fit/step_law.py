@@ -25,10 +25,10 @@ from packer.fit.scaled import scaled_law
 from packer.fit.tables import MeasuredRun, Profiling, number, positive, whole
 from packer.gpu import same_model
 from packer.io.profiles import load_profile, profile_names
-from packer.profile import Profile
+from packer.profile import LatencySpec, Profile
 from packer.terms import LINEAR_TERMS
 from packer.twin.datasheets import GPUS
-from packer.twin.law.linear import linear_features
+from packer.twin.law.linear import AT, linear_features
 
 FOLDS = 5
 
@@ -152,7 +152,7 @@ def cross_validated(equations: Equations, terms: Sequence[str]) -> float:
     return float(100 * np.average(errors, weights=equations.weights**2))
 
 
-def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: int) -> Equations:
+def micro_equations(profiling: Profiling, engine: EngineSpec, law: LatencySpec) -> Equations:
     """Equations from decode, prefill and adapter micro-benchmarks (closed loop at a fixed batch)."""
     states, times = [], []
     for row in profiling.backbone:
@@ -163,12 +163,13 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
             batch, output = positive(row, "set_batch_size"), positive(row, "set_output_length")
             context = batch * (prompt + output / 2)
             # A closed loop admits a request for each one that ends: batch / output of them in a step.
-            states.append((batch, prompt * batch / output, 0.0, 0.0, 0.0, 0.0, context, 0.0, 0.0))
+            states.append((batch, batch / output, prompt, 0.0, 0.0, 0.0, 0.0, context, 0.0, 0.0))
             times.append(positive(row, "itl_mean_ms"))
         else:
             # Steps of a prefill benchmark are full: each has as many tokens as the token budget.
             seconds = positive(row, "duration_s") / (positive(row, "completed") * prompt)
-            states.append((0.0, engine.max_num_batched_tokens, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+            starts = engine.max_num_batched_tokens / prompt
+            states.append((0.0, starts, prompt, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
             times.append(seconds * engine.max_num_batched_tokens * 1e3)
     prompt = 5.0  # the adapters' table has one-word prompts
     for row in profiling.adapters:
@@ -180,13 +181,13 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, graph_max_tokens: 
         distinct = number(row, "mean_loras_by_batch")
         if np.isnan(distinct):  # expected where requests choose uniformly
             distinct = n * (1.0 - (1.0 - 1.0 / n) ** batch) if n > 0 else 0.0
-        context, prefills = batch * (prompt + output / 2), prompt * batch / output
-        states.append((batch, prefills, distinct, distinct * rank, slots, rank, context, 0.0, n))
+        context = batch * (prompt + output / 2)
+        states.append((batch, batch / output, prompt, distinct, distinct * rank, slots, rank, context, 0.0, n))
         times.append(positive(row, "itl_mean_ms"))
-    return _equations(states, times, graph_max_tokens)
+    return _equations(states, times, law)
 
 
-def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equations:
+def run_equations(runs: Sequence[MeasuredRun], law: LatencySpec) -> Equations:
     """Equations from whole runs: TPOT is the step time, the mean state follows by Little's law."""
     states, times = [], []
     for run in (run for run in runs if run.timed):
@@ -201,19 +202,38 @@ def run_equations(runs: Sequence[MeasuredRun], graph_max_tokens: int) -> Equatio
         # because long answers have shorter prompts, and half of an answer of twice the mean length (its cv is near 1).
         context = batch * (run.mean_input_tokens * 0.77 + run.mean_output_tokens)
         states.append(
-            (batch, rate * run.mean_input_tokens * tpot_s, distinct, distinct * run.ranks.mean(), run.max_loras,
+            (batch, rate * tpot_s, run.mean_input_tokens, distinct, distinct * run.ranks.mean(), run.max_loras,
              run.max_lora_rank, context, waiting, len(run.rates))
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
-    return _equations(states, times, graph_max_tokens)
+    return _equations(states, times, law)
 
 
-def _equations(states: Sequence[tuple[float, ...]], times: Sequence[float], graph_max_tokens: int) -> Equations:
-    """Equations of states: decodes, prefill tokens, adapters and the sum of their ranks, slots and their rank, context,
-    waiting requests, registered adapters."""
-    b, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).reshape(-1, 9).T
+def _equations(states: Sequence[tuple[float, ...]], times: Sequence[float], law: LatencySpec) -> Equations:
+    """Equations of states: decodes, prompts that begin in a step and their length, adapters and the sum of their ranks,
+    slots and their rank, context, waiting requests, registered adapters."""
+    b, n, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).reshape(-1, 10).T
     features = linear_features(
-        decodes=b, prefill_tokens=p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k,
-        waiting=v, graph_max_tokens=graph_max_tokens, registered=h,
+        decodes=b, prefill_tokens=n * p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k, waiting=v,
+        graph_max_tokens=law.graph_max_tokens, registered=h, attended=n * p * p / 2.0,
     )  # fmt: skip
+    with_prompts(features, law, b, n, p)
     return Equations(features, np.array(times, dtype=np.float64), np.ones(len(times)))
+
+
+def with_prompts(
+    features: FloatArray, law: LatencySpec, decodes: FloatArray, starts: FloatArray, prompt: FloatArray
+) -> None:
+    """Write the means of the terms of prompts that are not linear in tokens: of steps with and without prompts.
+
+    `features`: of mean steps. `decodes`, `starts`, `prompt`, float64 (n,): decodes and prompts in a mean step, and
+    tokens of a prompt.
+    """
+    ridge, share = law.ridge_tokens or np.inf, np.minimum(1.0, starts)
+    tokens = np.array([decodes, decodes + prompt * np.maximum(1.0, starts)])
+    for at, (alone, beside) in (
+        (AT.per_token_beyond_ridge_ms, np.maximum(0.0, tokens - ridge)),
+        (AT.experts_ms, 1.0 - (1.0 - law.expert_share) ** tokens),
+    ):
+        features[:, at] = alone + share * (beside - alone)
+    features[:, AT.prefill_step_ms] = share

@@ -107,7 +107,7 @@ def laws(
     model: str, profile: Profile, found: step_law.Equations, kept: Sequence[MeasuredRun]
 ) -> tuple[dict[str, Profile], np.ndarray]:
     """The profile for each family, fitted on the others; relative errors of the steps of runs left out."""
-    micro = step_law.micro_equations(tables(model)[0], profile.engine, profile.latency.graph_max_tokens)
+    micro = step_law.micro_equations(tables(model)[0], profile.engine, profile.latency)
     families = np.array([run.family for run in kept])
     others, errors = {}, np.zeros(len(kept))
     for family in np.unique(families):

@@ -72,7 +72,7 @@ def left_out_error(model: str, terms_of: Callable[[], tuple[str, ...]], cache: d
         started = [run for run in runs if run.ok]
         profile = measured_profile(model)
         equations, kept = simulated_equations(profile, started, seed=SEED)
-        micro = step_law.micro_equations(profiling, profile.engine, profile.latency.graph_max_tokens)
+        micro = step_law.micro_equations(profiling, profile.engine, profile.latency)
         cache[model] = (equations, micro, np.array([run.family for run in kept]))
     equations, micro, families = cache[model]
     errors = np.zeros(len(families))

@@ -53,6 +53,18 @@ def test_a_family_is_predicted_from_all_runs_of_the_others(
     assert seen == [everything, *unseen]
 
 
+def test_runs_with_adapters_leave_the_base_model_s_steps_as_in_the_base(
+    true_profile: Profile, measured_runs: list[MeasuredRun]
+) -> None:
+    """Runs whose steps all have adapters don't tell the base model's time from the first adapter's: the base profile
+    does, and the profile says so."""
+    true = true_profile.with_coefficients(first_adapter_ms=0.5)
+    found = calibrate(true, Profiling(), measured_runs[:9], cross_validate=False).profile
+    assert found.latency.coefficients["base_ms"] == pytest.approx(9.0, rel=0.1)
+    assert found.latency.coefficients["first_adapter_ms"] < 2.0
+    assert found.provenance["prior"].startswith(true.name)
+
+
 def test_calibration_is_the_same_every_time(
     true_profile: Profile, measured_runs: list[MeasuredRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

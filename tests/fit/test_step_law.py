@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from packer.fit.estimate import estimate_profile
 from packer.fit.pipeline import TERMS, micro_profile
 from packer.fit.step_law import Equations, Prior, prior_of, residuals, solve
 from packer.fit.tables import Profiling
@@ -90,30 +92,57 @@ def test_unknown_hardware_has_no_prior() -> None:
 
 def test_the_profile_says_where_open_terms_come_from() -> None:
     """A fit to micro-benchmarks alone names the profile behind its prior."""
-    found = micro_profile(_without_law(load_profile(LLAMA)), Profiling(backbone=_decodes(12.0, 0.02)))
+    found = micro_profile(_without_law(load_profile(LLAMA)), Profiling(backbone=_decodes(_linear(12.0, 0.02))))
     assert found.provenance["prior"].startswith(QWEN)
     assert found.latency.coefficients["per_slot_ms"] > 0
 
 
-def _decodes(base_ms: float, per_decode_ms: float) -> tuple[Row, ...]:
-    """Rows of decodes of the base model."""
+def _linear(base_ms: float, per_decode_ms: float) -> dict[int, float]:
+    """Step times by batch."""
+    return {batch: base_ms + per_decode_ms * batch for batch in (50, 100, 200, 400)}
+
+
+def _decodes(times_ms: Mapping[int, float]) -> tuple[Row, ...]:
+    """Rows of decodes of the base model with these step times by batch."""
     return tuple(
         Row(0, {
             "phase": "decode", "set_batch_size": str(batch), "set_output_length": "100", "actual_prompt_len": "5",
-            "itl_mean_ms": str(base_ms + per_decode_ms * batch),
+            "itl_mean_ms": str(ms),
         })
-        for batch in (50, 100, 200, 400)
+        for batch, ms in times_ms.items()
     )  # fmt: skip
+
+
+def test_a_mixture_of_experts_keeps_its_experts() -> None:
+    """A fit to decodes of a server 1.2 times as slow as its estimate gives the time of other batches back, where the
+    experts that a step reads grow with it."""
+    estimate = estimate_profile("Qwen/Qwen3-30B-A3B", "h100-80gb", max_model_len=8192)
+    law = estimate.latency
+
+    def times_ms(batches: tuple[int, ...], coefficients: np.ndarray) -> np.ndarray:
+        batch = np.array(batches, dtype=np.float64)
+        states = linear_features(
+            decodes=batch, prefill_tokens=batch * 5 / 100, kv_tokens=55 * batch, attended=batch * 12.5 / 100,
+            graph_max_tokens=law.graph_max_tokens, ridge_tokens=law.ridge_tokens, expert_share=law.expert_share,
+        )  # fmt: skip
+        return states @ coefficients
+
+    true = 1.2 * _law(estimate)
+    seen = (1, 4, 8, 64)
+    found = micro_profile(estimate, Profiling(backbone=_decodes(dict(zip(seen, times_ms(seen, true), strict=True)))))
+    assert found.latency.expert_share == law.expert_share
+    unseen = (2, 16, 32, 200)
+    assert times_ms(unseen, _law(found)) == pytest.approx(times_ms(unseen, true), rel=0.05)
 
 
 def test_what_was_not_measured_stays_as_in_the_base() -> None:
     """Decodes of the base model change no term of adapters, and make no calibrated profile of an estimate."""
     base = load_profile(LLAMA)
-    measured = Profiling(backbone=_decodes(20.0, 0.03))
+    measured = Profiling(backbone=_decodes(_linear(20.0, 0.03)))
     found = micro_profile(base, measured)
     assert found.latency.coefficients["base_ms"] > 1.5 * base.latency.coefficients["base_ms"]
     for term in ("first_adapter_ms", "per_adapter_ms", "per_slot_rank_ms", "per_lora_token_ms"):
         assert found.latency.coefficients[term] == pytest.approx(base.latency.coefficients[term], rel=1e-5)
-    assert found.provenance["prior"] == f"{LLAMA}, for what micro-benchmarks leave open"
+    assert found.provenance["prior"] == f"{LLAMA}, for what measurements leave open"
     assert found.calibrated
     assert not micro_profile(replace(base, calibrated=False), measured).calibrated

@@ -17,7 +17,7 @@ from packer.fit.runs import fleet_of, stratified
 from packer.fit.step_law import micro_equations, solve
 from packer.fit.tables import MeasuredRun, Profiling, read_profiling, read_rows, read_runs
 from packer.io.tables import Row
-from packer.profile import ModelSpec
+from packer.profile import LatencySpec, ModelSpec
 
 MODEL = ModelSpec("m", 1e10, 1000.0, 5e6)
 ENGINE = EngineSpec("vllm", "x", 1000, 2048, 256)
@@ -102,7 +102,7 @@ def test_bad_micro_benchmarks_are_named(tmp_path: Path, name: str, rows: str, me
     fits: dict[str, Callable[[], object]] = {
         "kv_capacity": lambda: fit_memory(tables.kv_capacity, MODEL, ENGINE),
         "loading": lambda: fit_loading(tables.loading),
-        **dict.fromkeys(heads, lambda: micro_equations(tables, ENGINE, 512)),
+        **dict.fromkeys(heads, lambda: micro_equations(tables, ENGINE, LatencySpec("linear", {}))),
     }
     with pytest.raises(FileFormatError, match=re.escape(f"{path}, {message}")):
         fits[name]()
@@ -180,7 +180,7 @@ def test_micro_benchmarks_give_their_law_back() -> None:
                 "itl_mean_ms": str(8 + 0.05 * b + 0.01 * 5 * b / 100)})
         for b in (1, 10, 50, 100, 200)
     )  # fmt: skip
-    equations = micro_equations(Profiling(backbone=rows), ENGINE, 512)
+    equations = micro_equations(Profiling(backbone=rows), ENGINE, LatencySpec("linear", {}))
     law = solve(equations, ("base_ms", "per_decode_ms"))
     assert law["base_ms"] == pytest.approx(8.0, rel=1e-3)
     assert law["per_decode_ms"] == pytest.approx(0.0505, rel=1e-3)

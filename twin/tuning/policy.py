@@ -51,9 +51,13 @@ def trains(job: FineTuning | None) -> bool:
     return job is not None and job.policy != NONE and job.samples != 0
 
 
-def _prefill_ms(profile: Profile, tokens: int) -> float:
-    state = linear_features(prefill_tokens=tokens, graph_max_tokens=profile.latency.graph_max_tokens)
-    return float(state[0] @ coefficient_vector(profile.latency))
+def _prefill_ms(profile: Profile, tokens: float) -> float:
+    law = profile.latency
+    state = linear_features(
+        prefill_tokens=tokens, graph_max_tokens=max(law.graph_max_tokens, int(tokens) - 1),
+        ridge_tokens=law.ridge_tokens, expert_share=law.expert_share,
+    )  # fmt: skip
+    return float(state[0] @ coefficient_vector(law))
 
 
 def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
@@ -67,8 +71,11 @@ def new_tuning(job: FineTuning, profile: Profile, seed: int) -> Tuning:
         key: checks.real(f"{key} of the tuning policy {policy.name!r}", value, low=0.0)
         for key, value in policy.parameters().items()
     }
-    one_ms, many_ms = _prefill_ms(profile, 1), _prefill_ms(profile, 513)
-    token_ms = (many_ms - one_ms) / 512.0  # the rest of a forward pass takes a fixed time
+    # An estimate's step law is not linear: up to the tokens of a batch arithmetic and experts may come to bound it.
+    linear = not (profile.latency.ridge_tokens or profile.latency.expert_share)
+    many = 513.0 if linear else max(513.0, job.batch * job.sample_tokens.expected)
+    one_ms = _prefill_ms(profile, 1.0)
+    token_ms = (_prefill_ms(profile, many) - one_ms) / (many - 1.0)  # the rest of a forward pass takes a fixed time
     training = np.zeros(1, dtype=TRAINING)[0]
     given = {
         "rule": policy.rule,

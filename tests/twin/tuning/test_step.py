@@ -203,3 +203,13 @@ def test_more_time_for_decode_steps_trains_more(profile: Profile) -> None:
         found.append(sim.tuning_tok_s)
     assert found == sorted(found)
     assert found[0] < found[-1]
+
+
+def test_a_forward_pass_reads_all_experts_and_computes_beyond_the_ridge(make_profile: Callable[..., Profile]) -> None:
+    """On an estimate, whose step law is not linear in tokens, the forward pass of a batch takes the time of a prefill
+    of as many tokens."""
+    terms = {"base_ms": 5.0, "per_prefill_token_ms": 0.02, "per_token_beyond_ridge_ms": 0.04, "experts_ms": 25.0}
+    law = LatencySpec("linear", terms, ridge_tokens=256.0, expert_share=1 / 32)
+    training = new_tuning(FineTuning(batch=4), make_profile(latency=law), 0)[0]
+    expected_ms = 5.0 + 0.02 * 2048 + 0.04 * (2048 - 256) + 25.0
+    assert training["weights_ms"] + 2048 * training["token_ms"] == pytest.approx(expected_ms)
