@@ -26,13 +26,14 @@ class CellEngine:
     )
     trains: ClassVar[bool] = False
     serves_base: ClassVar[bool] = False
+    largest: ClassVar[str]  # Name of the setting that is the largest batch.
     places: ClassVar[int] = 1  # Places in `Own.order` for each request of the largest batch.
     cv: float = 0.0
 
     @property
     def batch(self) -> int:
         """Largest batch."""
-        raise NotImplementedError
+        return int(getattr(self, self.largest))
 
     def refusal(self, policy: str, loading: str, form: str) -> str | None:
         """Why the engine can't run: the step law must be linear."""

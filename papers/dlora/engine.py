@@ -28,6 +28,7 @@ class DLoraEngine(CellEngine):
     """
 
     name: ClassVar[str] = "dlora"
+    largest: ClassVar[str] = "max_num_seqs"
     places: ClassVar[int] = 3  # For the batch, the first requests by arrival, and the picked requests.
     policy: str = "credit"
     max_num_seqs: int = 256
@@ -62,11 +63,6 @@ class DLoraEngine(CellEngine):
         """Set the settings in the server's state."""
         state.server.token_budget = self.max_num_batched_tokens
         return super().prepare(setup, state)
-
-    @property
-    def batch(self) -> int:
-        """Largest batch."""
-        return self.max_num_seqs
 
     def own(self, setup: Any) -> Record:
         """Initial state of a server."""

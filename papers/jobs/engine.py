@@ -22,6 +22,7 @@ class Jobs(CellEngine):
     """
 
     name: ClassVar[str] = "job"
+    largest: ClassVar[str] = "parallel"
     unread: ClassVar[frozenset[str]] = CellEngine.unread | {"block_size", "max_model_len"}
     parallel: int = 1
     cv: float = 0.0
@@ -39,11 +40,6 @@ class Jobs(CellEngine):
     def longest_request(self, setup: Any) -> int:
         """No limit: a job has no KV cache."""
         return MOST_TOKENS
-
-    @property
-    def batch(self) -> int:
-        """Jobs at once."""
-        return self.parallel
 
     def kernels(self) -> EngineKernels:
         """The kernels, which are imported and compiled only if used."""

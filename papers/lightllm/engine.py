@@ -28,6 +28,7 @@ class LightLlm(CellEngine):
 
     name: ClassVar[str] = "lightllm"
     unread: ClassVar[frozenset[str]] = CellEngine.unread | {"block_size"}
+    largest: ClassVar[str] = "running_max_req_size"
     max_wait_tokens: int = 10
     batch_max_tokens: int | None = None
     running_max_req_size: int = 1000
@@ -62,11 +63,6 @@ class LightLlm(CellEngine):
         """Set the settings in the server's state."""
         state.server.token_budget = self.most_prompt_tokens(setup)
         return super().prepare(setup, state)
-
-    @property
-    def batch(self) -> int:
-        """Largest batch."""
-        return self.running_max_req_size
 
     def own(self, setup: Any) -> Record:
         """Initial state of a server."""
