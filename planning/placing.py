@@ -60,8 +60,8 @@ class BySolver:
             with_headroom=False, max_replicas=self.max_replicas,
         )  # fmt: skip
         if plan.unplaced:
-            on = counted(len(cluster), "server")
-            raise ValidationError(f"Expected a plan on {on}, got none: {'; '.join(plan.reasons)}.")
+            on, why = counted(len(cluster), "server"), "; ".join(each.rstrip(".") for each in plan.reasons)
+            raise ValidationError(f"Expected a plan on {on}, got none: {why}.")
         return _with_servers(cluster, plan)
 
 
