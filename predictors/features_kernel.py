@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from numba import njit
 
+from packer.adapter import IDLE_RATE
 from packer.arrays import FloatArray, IntArray
 from packer.predictors.physics import ServerTerms, TrafficTerms, capacity, mixture, operating_batch, slot_wait, step
 from packer.twin.flags import CALLED, ENGINE_FLAGS, INLINED
@@ -16,8 +17,8 @@ MIDDLE_GROUP = 32
 TINY = 1e-12
 HORIZON_S = 3600.0
 CLIENT_CEILING = 26_800.0  # maximum of outstanding requests in the training data
-N_SUMS = 12  # over the adapters of a bin
-(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT, LOAD) = range(N_SUMS)
+N_SUMS = 13  # over the adapters of a bin
+(RATE, RATE_2, RATE_MAX, RANK_MAX, RANK, RANK_2, INPUT, OUTPUT, INPUT_2, OUTPUT_2, PRODUCT, LOAD, COUNT) = range(N_SUMS)
 ROOM = (13, MAX_GROUPS)  # Working memory from the caller: an allocation in a kernel takes 0.4 s to compile.
 SUMS = 9  # Row of the working memory with the sums of the latest bin.
 
@@ -43,7 +44,8 @@ def gather(
     first: int, last: int, index: IntArray, share: FloatArray, factor: float, fleet: FleetArrays,
     by_load: FloatArray, sums: FloatArray,
 ) -> None:  # fmt: skip
-    """Add the entries first … last − 1 to the sums of a bin, and to its groups by output demand (factors of two)."""
+    """Add the entries first … last − 1 to the sums of a bin, and to its groups by output demand (factors of two). Idle
+    adapters send nothing and never take a slot: they count as absent, except that slots have their rank."""
     table = fleet.table
     for j in range(first, last):
         i, part = index[j], share[j] * factor
@@ -54,19 +56,22 @@ def gather(
         sums[RATE_2] += rate * rate
         sums[RATE_MAX] = max(sums[RATE_MAX], rate)
         sums[RANK_MAX] = max(sums[RANK_MAX], rank)
-        sums[RANK] += rank
-        sums[RANK_2] += rank * rank
+        if table[i, 1] > IDLE_RATE:
+            sums[COUNT] += 1.0
+            sums[RANK] += rank
+            sums[RANK_2] += rank * rank
         sums[INPUT] += rate * table[i, 2]
         sums[OUTPUT] += demand
         sums[INPUT_2] += rate * table[i, 4]
         sums[OUTPUT_2] += rate * table[i, 5]
         sums[PRODUCT] += rate * table[i, 6]
         sums[LOAD] += fleet.load[i] * part
-        e = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
-        by_load[0, e] += 1.0
-        by_load[1, e] += rate
-        by_load[2, e] += demand
-        by_load[3, e] += rank
+        if table[i, 1] > IDLE_RATE:
+            e = min(max(math.frexp(demand)[1] + MIDDLE_GROUP, 0), MAX_GROUPS - 1)
+            by_load[0, e] += 1.0
+            by_load[1, e] += rate
+            by_load[2, e] += demand
+            by_load[3, e] += rank
 
 
 @njit(**INLINED)
@@ -106,7 +111,6 @@ def fill(
     """
     _table, law, paper, engine, _load = fleet
     by_load, groups, sums, vector = room[:4], room[4:SUMS], room[SUMS], room[10]
-    n = float(end[b] - start[b])
     first = start[b]
     if b > 0 and start[b - 1] == first and end[b - 1] <= end[b] and factor[b - 1] == factor[b]:
         first = end[b - 1]
@@ -116,6 +120,7 @@ def fill(
             for q in range(4):
                 by_load[q, e] = 0.0
     gather(first, end[b], index, share, factor[b], fleet, by_load, sums)
+    n = max(1.0, sums[COUNT])
     k, held_rate = group(slots[b], by_load, groups)
     rate, demand = sums[RATE], sums[OUTPUT]
     top_share = held_rate / rate

@@ -118,6 +118,22 @@ def test_shares_scale_rates(small: Profile) -> None:
     np.testing.assert_allclose(told, expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("idle", [1, 3000])
+def test_idle_adapters_are_no_load(rich: Profile, idle: int) -> None:
+    """Adapters of rate 0 change no feature, as they change nothing in a simulation; a bin of them alone has finite
+    features."""
+    fleet = _levels(30, 0.1)
+    rest = [Adapter(f"idle{k}", 8, 0.0) for k in range(idle)]
+    more = replace(fleet, adapters=(*fleet.adapters, *rest))
+    extractor = FeatureExtractor(more, rich)
+    alone, beside, nothing = (
+        extractor.matrix(BinTable.of([Bin(tuple(held), Settings(8, 32), rich)]))[0]
+        for held in (range(30), range(30 + idle), range(30, 30 + idle))
+    )
+    np.testing.assert_allclose(beside, alone, rtol=1e-4)
+    assert np.isfinite(nothing).all()
+
+
 def test_features_are_finite_for_extreme_servers(small: Profile) -> None:
     """Tiny and enormous loads, one adapter, and slots that don't fit give numbers all the same."""
     for rate, factor in ((1e-7, 1e-10), (1e-7, 1.0), (1e3, 1.0)):
