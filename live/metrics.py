@@ -78,6 +78,13 @@ class Page:
         running = self.figures.get("running")
         return None if running is None else running + self.figures.get("waiting", 0.0)
 
+    @property
+    def named(self) -> float:
+        """Number of requests in the engine whose adapters the page names; without it the number of the adapters."""
+        waiting = self.figures.get("waiting", 0.0) if self.all_named else 0.0
+        named = len(self.adapters or ())
+        return 0.0 if self.adapters is None else self.figures.get("running", named) + waiting
+
     def busy(self, adapter: str | None = None) -> bool | None:
         """Whether requests of an adapter, or any requests, are in the engine now; None if the page does not say."""
         if adapter is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from packer.live.host import RunningServer, each_of
@@ -14,6 +16,7 @@ from packer.live.metrics import Page, grown, page_of
 PRIOR = 10.0
 """Weight of the plan: the planned shares of a server's load count as this many scrapes with adapters in flight, its
 planned rates as this many observed requests."""
+STEPS = 20  # Of Newton's method, which needs 3 to 6.
 
 
 class Sampled(NamedTuple):
@@ -36,32 +39,42 @@ class Traffic:
     """Pages of each server in the last `span_s` seconds, without figures if none could be read; `times_s`: when.
 
     vLLM's counters do not name adapters. An adapter's share of a server's tokens is its share of the requests in
-    flight, which are proportional to load (Little's law). The planned shares count as `PRIOR` further scrapes.
+    flight, which are proportional to load (Little's law). Pages have the number of these requests and the names of
+    their adapters, but not the number of each: adapters of a busy server are always named. Therefore the planned shares
+    count unless names are seen more or less often than these explain (`factors`).
+
+    `unlisted`: names that no page has, those of the base model. `planned`: the planned load of each adapter on the
+    server, at each of its pages.
     """
 
     servers: Sequence[RunningServer]
     span_s: float
+    unlisted: Collection[str] = ()
     looks: list[deque[Page]] = field(default_factory=list)
+    planned: list[deque[Mapping[str, float]]] = field(default_factory=list)
     times_s: deque[float] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.looks = [deque() for _ in self.servers]
+        self.looks, self.planned = [deque() for _ in self.servers], [deque() for _ in self.servers]
 
-    def scrape(self, now_s: float, which: Iterable[int]) -> list[str]:
-        """Read the pages of these servers, which answer; return why some do not say what the server does."""
+    def scrape(self, now_s: float, which: Mapping[int, Mapping[str, float]]) -> list[str]:
+        """Read the pages of these servers, which answer; return why some do not say what the server does. `which`: with
+        the planned load of each adapter there."""
         asked, faults = list(which), []
         answers = each_of([self.servers[s] for s in asked], lambda server: page_of(server.metrics(), now_s))
         for s, found in zip(asked, answers, strict=True):
             self.looks[s].append(page := Page(now_s, {}) if isinstance(found, str) else found)
+            self.planned[s].append(which[s])
             if not _counts(page):
                 counts_none = f"{self.servers[s].name}: /metrics counts no tokens."
                 faults.append(found if isinstance(found, str) else counts_none)
         self.times_s.append(now_s)
         while self.times_s[0] < now_s - self.span_s:
             self.times_s.popleft()
-        for own in self.looks:  # also of servers that are gone
+        for own, planned in zip(self.looks, self.planned, strict=True):  # also of servers that are gone
             while own and own[0].time_s < self.times_s[0]:
                 own.popleft()
+                planned.popleft()
         return faults
 
     def tok_s(self, s: int, span_s: float = float("inf"), skip_s: float = 0.0) -> float | None:
@@ -98,13 +111,49 @@ class Traffic:
         """Return the number of first tokens of all servers on their pages."""
         return sum(grown(own, "ttfts") for own in self.looks)
 
-    def shares(self, s: int, planned: Mapping[str, float]) -> dict[str, float]:
-        """Return each adapter's share of a server's tokens; shares sum to 1. `planned`: its planned load there."""
-        total = sum(planned.values())
-        found = {name: PRIOR * load / total for name, load in planned.items()} if total > 0 else {}
-        for look in self.looks[s]:
-            for name in look.adapters or ():
-                found[name] = found.get(name, 0.0) + 1.0 / len(look.adapters or ())
+    def _phases(self, s: int) -> Iterator[tuple[Mapping[str, float], float, int, Counter[str]]]:
+        """Yield for successive pages with the same planned loads: these, the sum of requests in flight whose adapters
+        are named, the number of pages with such requests, and how many of them name each adapter."""
+        for planned, pairs in groupby(zip(self.looks[s], self.planned[s], strict=True), itemgetter(1)):
+            pages = [page for page, _ in pairs if page.named]
+            names = Counter(name for page in pages for name in page.adapters or ())
+            yield planned, sum(page.named for page in pages), len(pages), names
+
+    def factors(self) -> dict[str, float]:
+        """Return each adapter's load / its planned load, up to a common factor, by how often pages name it.
+
+        By the plan, m requests of an adapter are in flight on average, so that a page names it with the probability
+        1 - exp(-m) (an M/G/∞ queue). The factor has its largest posterior density, with a gamma prior.
+        """
+        expected, pages, named = defaultdict[str, float](float), Counter[str](), Counter[str]()
+        for s in range(len(self.looks)):
+            for planned, requests, number, names in self._phases(s):
+                total = sum(planned.values())
+                for name, load in planned.items() if number and total > 0.0 else ():
+                    expected[name] += requests * load / total
+                    pages[name] += number
+                    named[name] += names[name]
+        means = {name: expected[name] / number for name, number in pages.items() if name not in self.unlisted}
+        return {name: _in_flight(m, pages[name], named[name]) / m for name, m in means.items() if m > 0.0}
+
+    def shares(self, s: int, planned: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+        """Return each adapter's share of a server's tokens; shares sum to 1. `planned`: its planned load there now;
+        `factors`: see there. An adapter that a page names, but that has no planned load there, has one request."""
+        found = defaultdict[str, float](float)
+
+        def split(requests: float, loads: Mapping[str, float]) -> None:
+            own = {name: load * factors.get(name, 1.0) for name, load in loads.items()}
+            total = sum(own.values())
+            for name, load in own.items() if total > 0.0 else ():
+                found[name] += requests * load / total
+
+        for then, requests, _, names in self._phases(s):
+            strange = {name: number for name, number in names.items() if not then.get(name)}
+            for name, number in strange.items():
+                found[name] += number
+            split(max(0.0, requests - sum(strange.values())), then)
+        if not any(found.values()):
+            split(1.0, planned)
         whole = sum(found.values())
         return {name: part / whole for name, part in found.items()} if whole > 0 else {}
 
@@ -118,3 +167,14 @@ class Traffic:
 def _counts(page: Page) -> bool:
     """Whether a page counts all tokens."""
     return "prompt" in page.figures and "generated" in page.figures
+
+
+def _in_flight(planned: float, pages: int, named: int) -> float:
+    """Mean number of an adapter's requests in flight, of which the plan expects `planned`: the root of (PRIOR + pages)
+    m - PRIOR planned - named m / (1 - exp(-m)), a concave function, from a smaller number on."""
+    m = (PRIOR * planned + named) / (PRIOR + pages)
+    for _ in range(STEPS if named else 0):
+        absent = -math.expm1(-m)
+        less = (PRIOR + pages) * m - PRIOR * planned - named * m / absent
+        m -= less / (PRIOR + pages - named * (1.0 - m * (1.0 - absent) / absent) / absent)
+    return m

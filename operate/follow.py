@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -52,7 +52,7 @@ class Following:
     def __post_init__(self) -> None:
         self.fleet, servers = followed(self.fleet), self.acting.servers
         rooms = [each.host.room for each in servers]
-        self.traffic = Traffic(servers, LONG_S)
+        self.traffic = Traffic(servers, LONG_S, self.acting.base)
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s, self.load = 0.0, np.zeros(len(self.fleet))
@@ -72,7 +72,7 @@ class Following:
         self._unrouted = False  # adapters came or left, or a server was lost, since the routes were written
         self._refused: dict[tuple[int, str], float] = {}  # loads that failed, and when
         self._bases: list[tuple[str, ...]] = []  # of each server, at the last look
-        self._here: dict[int, dict[str, float]] = {}
+        self._here: dict[int, Mapping[str, float]] = {}
         self._last_tok_s: dict[int, float] = {}
         plan = self.acting.plan
         said = repr([(each.adapters, each.shares, each.settings) for each in plan.bins])
@@ -132,7 +132,11 @@ class Following:
         self._resting -= set(np.flatnonzero(self.ready).tolist())
         quiet = self._resting | set(self.acting.starting)
         silent = [each for s, each in enumerate(seen) if isinstance(each, str) and (s in wrong or s not in quiet)]
-        faults = self.traffic.scrape(now_s, np.flatnonzero(self.ready).tolist())
+        # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
+        self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
+        planned = dict(zip(self.fleet.names, self.fleet.offered_tok_s_by_adapter.tolist(), strict=True))
+        here = [{n: planned[n] * share for n, share in own.items() if n in planned} for own in placed]
+        faults = self.traffic.scrape(now_s, {s: here[s] for s in np.flatnonzero(self.ready).tolist()})
         others = by_others(self.acting, seen, [] if self.dry_run else np.flatnonzero(served & self.ready).tolist())
         self._said_before, self._said = self._said, set()
         silent += [f"{name} still answers after its stop and serves again" for name in late]
@@ -140,8 +144,6 @@ class Following:
         self._unrouted |= bool(others or wrong or (served & ~self.ready).any())
         self.last_error = "; ".join([*silent, *others, *faults])[:400]
         number = {name: a for a, name in enumerate(self.fleet.names)}
-        # The keeper routes adapters of the fleet that have no share; a dry run writes no routes, so none are missing.
-        self.placed = placed = self.acting.placement(seen, () if self.dry_run else self.fleet.names)
         # Written with the next step. While no server answers, routes stay: it may be packer's own network that fails.
         if answers and not self.dry_run:
             names = [each.name for each in self.acting.servers]
@@ -165,34 +167,14 @@ class Following:
         self._pretended = (self._pretended or {}) if self.dry_run else None
         # A server that answers counts as on, even if packer did not start it.
         self.keeper.on |= ready
+        load, offered = self._counted(here, number), self.fleet.offered_tok_s_by_adapter
         if self.read is not None:
-            try:
-                self._measured = self.read()
-            except PackerError as error:  # servers are looked after with what was known before
-                self.keeper.may_stop = False
-                self.last_error = "; ".join(filter(None, [str(error), self.last_error]))
-                self.acting.say(str(error))
-            measured = self._measured
-            if said := self.keeper.requests.meet(measured, self.span_s):
-                self.keeper.know(self.keeper.requests)
-                self.acting.say(said)
-            rates = dict(zip(measured.names, measured.rates.tolist(), strict=True))
-            load = np.array([rates.get(n, 0.0) for n in self.fleet.names]) * self.keeper.workload.mean_tokens
-            total = float(load.sum())
-            return Observation(load, total, total, ready, self.held, pretended=pretended)
-        load = np.zeros(len(self.fleet))
-        planned = self.fleet.offered_tok_s_by_adapter
-        for s in range(len(self.held)):
-            here = {n: float(planned[number[n]]) * share for n, share in placed[s].items() if n in number}
-            # The load of a server that does not answer is attributed to the adapters that it had.
-            self._here[s] = here = here or self._here.get(s, {})
-            tok_s = self._tok_s(s)
-            for name, share in self.traffic.shares(s, here).items():
-                if name in number:
-                    load[number[name]] += share * tok_s
-        every = range(len(self.held))
+            load = offered = self._in_source(self.read)
+        every, total = range(len(self.held)), float(offered.sum())
         recent = sum(self._tok_s(s, SHORT_S) for s in every)
         before = sum(self._tok_s(s, SHORT_S, SHORT_S) for s in every)
+        if self.read is not None and faults:
+            recent = before = total
         # Rates have a gamma prior: planned rates count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
         times_s = self.traffic.times_s
@@ -202,13 +184,41 @@ class Following:
             own_s = min(span_s, most_s)
             return (given * prior_s + measured * own_s) / (prior_s + own_s)
 
-        total = float(planned.sum())
-        samples = {s: self.traffic.sampled(s, self.keeper.requests.same_since_s(s)) for s in every}
-        self.uncertainty = 1.0 / math.sqrt(PRIOR + self.traffic.requests())
+        samples = {}
+        if self.read is None:
+            samples = {s: self.traffic.sampled(s, self.keeper.requests.same_since_s(s)) for s in every}
+            self.uncertainty = 1.0 / math.sqrt(PRIOR + self.traffic.requests())
         return Observation(
-            blended(load, planned), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), ready,
+            blended(load, offered), blended(recent, total, SHORT_S), blended(before, total, SHORT_S), ready,
             self.held, samples, pretended,
         )  # fmt: skip
+
+    def _in_source(self, read: Callable[[], Workload]) -> FloatArray:
+        """Load of each adapter in a log or a gateway's counters, tok/s; the last known one if they can't be read."""
+        try:
+            self._measured = read()
+        except PackerError as error:  # servers are looked after with what was known before
+            self.keeper.may_stop = False
+            self.last_error = "; ".join(filter(None, [str(error), self.last_error]))
+            self.acting.say(str(error))
+        measured = self._measured
+        if said := self.keeper.requests.meet(measured, self.span_s):
+            self.keeper.know(self.keeper.requests)
+            self.acting.say(said)
+        rates = dict(zip(measured.names, measured.rates.tolist(), strict=True))
+        return np.array([rates.get(n, 0.0) for n in self.fleet.names]) * self.keeper.workload.mean_tokens
+
+    def _counted(self, here: Sequence[Mapping[str, float]], number: Mapping[str, int]) -> FloatArray:
+        """Load of each adapter by the servers' own counters, tok/s. `here`: the planned loads on each server."""
+        load, factors = np.zeros(len(self.fleet)), self.traffic.factors()
+        for s, own in enumerate(here):
+            # The load of a server that does not answer is attributed to the adapters that it had.
+            self._here[s] = own or self._here.get(s, {})
+            tok_s = self._tok_s(s)
+            for name, share in self.traffic.shares(s, self._here[s], factors).items():
+                if name in number:
+                    load[number[name]] += share * tok_s
+        return load
 
     def _tok_s(self, s: int, *window: float) -> float:
         """Load of a server; while its pages do not say it, the last known one, before that the planned one."""
@@ -313,7 +323,7 @@ class Following:
             measured, own = self.traffic.mean_ms(s, "itl"), self.own_load(s, seen.load_tok_s)
             if measured is not None and own:
                 predicted = self.keeper.capacity.expected(s, own).mean_itl_ms
-                pairs += [(predicted, measured)] if predicted > 0.0 else []
+                pairs += [(predicted, measured)] if predicted > 0.0 < measured else []
         if not pairs:
             return
         # Geometric means, because `corrected` compares the two by their ratio.

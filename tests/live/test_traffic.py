@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from packer.live.metrics import Page, page_of
-from packer.live.traffic import Traffic
+from packer.live.traffic import PRIOR, Traffic, _in_flight
 
 PAGE = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -35,6 +36,7 @@ def test_a_page_gives_counters_and_the_latest_list_of_adapters() -> None:
 def traffic(*looks: Page) -> Traffic:
     found = Traffic([], 1800.0)
     found.looks = [deque(replace(look, figures={"generated": 0.0, **look.figures}) for look in looks)]
+    found.planned = [deque({} for _ in looks)]
     found.times_s = deque(look.time_s for look in looks)
     return found
 
@@ -70,12 +72,63 @@ def test_a_server_that_is_gone_has_done_nothing_since() -> None:
     assert seen.tok_s(0, span_s=20.0) == 0.0
 
 
+def shares(looks: int, names: str, requests: float, planned: dict[str, float]) -> dict[str, float]:
+    """The shares after so many looks, all with these names and requests in flight."""
+    seen = traffic(*(Page(float(k), {"running": requests}, frozenset(names)) for k in range(looks)))
+    seen.planned = [deque([planned] * looks)]
+    return seen.shares(0, planned, seen.factors())
+
+
 def test_shares_move_from_the_planned_ones_to_those_seen() -> None:
-    """With no look the plan's shares hold; an adapter that is always in flight gets most of the load."""
+    """With no look the plan's shares hold; an adapter that alone is always in flight gets most of the load."""
     planned = {"a": 3.0, "b": 1.0}
-    assert traffic().shares(0, planned) == {"a": 0.75, "b": 0.25}
-    busy = traffic(*(Page(float(k), {}, frozenset("b")) for k in range(90)))
-    assert busy.shares(0, planned)["b"] == pytest.approx((2.5 + 90.0) / 100.0)
+    assert shares(0, "", 0.0, planned) == {"a": 0.75, "b": 0.25}
+    assert 0.5 < shares(9, "b", 1.0, planned)["b"] < shares(90, "b", 1.0, planned)["b"]
+    assert shares(90, "b", 1.0, planned)["b"] > 0.95
+
+
+def test_names_on_every_page_of_a_busy_server_say_nothing_of_the_shares() -> None:
+    """Pages have the names of adapters in flight, not the number of requests of each: where all are always in flight,
+    as they are planned to be, a hot adapter keeps its share of the load."""
+    planned = {"a": 90.0, "b": 6.0, "c": 4.0}
+    found = shares(200, "abc", 100.0, planned)
+    assert found == pytest.approx({"a": 0.9, "b": 0.06, "c": 0.04}, abs=0.01)
+
+
+def test_shares_are_the_likeliest_ones_by_how_often_adapters_are_named() -> None:
+    """The factor of an adapter maximises the posterior density of its requests in flight, whose number is Poisson's,
+    where each of the plan's looks counts as one with the planned number."""
+    for planned, pages, named in (
+        (0.01, 30, 2),
+        (0.5, 30, 25),
+        (3.0, 200, 20),
+        (40.0, 60, 60),
+        (0.1, 5, 5),
+        (2.0, 9, 0),
+    ):
+        m = np.geomspace(1e-5, 400.0, 400_001)
+        density = PRIOR * (planned * np.log(m) - m) + named * np.log(-np.expm1(-m)) - (pages - named) * m
+        # The mode of the gamma prior in log m, in which it has the planned number.
+        assert _in_flight(planned, pages, named) == pytest.approx(m[density.argmax()], rel=1e-3)
+
+
+def test_requests_to_the_base_model_are_on_no_list() -> None:
+    """Pages name adapters alone: that the base model is never named does not make its share smaller."""
+    planned = {"base": 5.0, "a": 5.0}
+    seen = traffic(*(Page(float(k), {"running": 10.0}, frozenset("a")) for k in range(50)))
+    seen.planned, seen.unlisted = [deque([planned] * 50)], {"base"}
+    assert seen.shares(0, planned, seen.factors())["base"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_an_adapter_that_moved_has_its_share_of_what_its_old_server_did() -> None:
+    """What a server did before an adapter left it is attributed by the placement of that time, not by the present one;
+    an adapter that is named without a planned load there has one request."""
+    before, now = {"hot": 90.0, "cold": 10.0}, {"cold": 10.0}
+    looks = [Page(float(k), {"running": 20.0}, frozenset({"hot", "cold"})) for k in range(10)]
+    looks += [Page(10.0, {"running": 2.0}, frozenset({"hot", "cold"}))]
+    seen = traffic(*looks)
+    seen.planned = [deque([before] * 10 + [now])]
+    assert seen.shares(0, now, {})["hot"] == pytest.approx((0.9 * 200.0 + 1.0) / 202.0)
 
 
 def test_a_mean_latency_needs_requests() -> None:

@@ -291,3 +291,26 @@ def test_what_is_wrong_is_said_once_however_long_it_is(
     loop.step(120.0)
     loop._say_new([long])
     assert said.count(long) == 2
+
+
+def test_a_rise_within_the_window_of_a_log_is_followed_at_once(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+) -> None:
+    """A log's last hour shows a load that doubles only an hour later: how it changes comes from the servers' counters,
+    unless these can't be read."""
+    loop = following()
+    loop.read = lambda: plan.workload
+    load = float(plan.workload.offered_tok_s_by_adapter.sum())
+    page = "vllm:prompt_tokens_total {0}\nvllm:generation_tokens_total 0\n".format
+    count = 0.0
+    for minute in range(40):
+        count += 30.0 * load * (2.0 if minute > 20 else 1.0)
+        for each in servers:
+            each.counters = page(count)
+        seen = loop.observed(60.0 * minute)
+    assert seen.recent_tok_s == pytest.approx(2.0 * load, rel=0.02)
+    assert seen.load_tok_s.sum() == pytest.approx(load, rel=0.02)
+    servers[0].faults = [("/metrics", 0, "500")]
+    assert loop.observed(2400.0).recent_tok_s == pytest.approx(load)
