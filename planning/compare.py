@@ -77,12 +77,12 @@ class Result:
             wrong.append(f"memory error on {seen.memory_errors}")
         if seen is not None and seen.starved:
             wrong.append(f"starved on {seen.starved}")
-        if seen is not None and seen.late and not wrong:
-            wrong.append(f"TTFT beyond the limit on {seen.late}")
         if self.plan.unplaced:
             wrong.append(f"{len(set(self.plan.unplaced))} unplaced")
         if not wrong and self.plan.status is Status.INFEASIBLE:
             wrong.append("infeasible by the predictor")
+        if not wrong and seen is not None and seen.late:
+            wrong.append(f"TTFT beyond the limit on {seen.late}")
         return ", ".join(wrong) or "ok"
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,7 +107,8 @@ class Comparison:
     `workload`, `profile`: the fleet and the server.
     `solvers`, `objectives`, `predictors`: names; every combination is run.
     `sizes`: numbers of adapters; beyond the fleet's own, its adapters are drawn again. Empty: the fleet as it is.
-    `max_gpus`: as for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs.
+    `max_gpus`: as for `solve`. Without it, solvers that spread over given GPUs get as many as `greedy` needs
+        for the objective.
     `options`: more keyword arguments of `packer.planning.solve.solve`.
     """
 
@@ -158,11 +159,15 @@ class Comparison:
         result = Result(len(fleet), objective, solver, predictor)
         try:
             goal = load_objective(objective)
+            # A solver that chooses the number of GPUs minimises it; its latency is compared all the same.
+            fewest = "gpus" if goal.fixed_gpus else objective
             gpus = self.max_gpus
             if gpus is None and (goal.fixed_gpus or spreads):
-                gpus = max(1, solved("gpus", solver="greedy", max_gpus=None).n_gpus)
-            # A solver that chooses the number of GPUs minimises it; its latency is compared all the same.
-            aim = objective if spreads or not goal.fixed_gpus else "gpus"
+                packed = solved(fewest, solver="greedy", max_gpus=None)
+                if packed.status is Status.INFEASIBLE:
+                    packed = solved("gpus", solver="greedy", max_gpus=None)
+                gpus = max(1, packed.n_gpus)
+            aim = objective if spreads else fewest
             plan = solved(aim, solver=solver, max_gpus=gpus)
         except (ModelError, VerificationError) as error:
             # A failed combination must not end the comparison.

@@ -239,7 +239,7 @@ class SolverTask:
             solution = replace(solution, bins=without_idle_slots(problem, solution.bins))
         plan = assemble(timed, solution, self.solver.name, timed.elapsed_s(), verify=self.verify)
         spare = problem.objective.spare and plan.status is not Status.INFEASIBLE
-        return with_spare(problem, plan) if spare else plan
+        return with_spare(problem, plan, spread=getattr(self.solver, "spreads", False)) if spare else plan
 
     def judge(self, plan: Plan, number: int) -> Plan:
         """The plan, verified in a fresh hour; if the last one fails, the first plan, whose bound claims the least."""

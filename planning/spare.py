@@ -26,8 +26,9 @@ LEAST_APART = 4  # Fewest servers with classes apart: two groups, each with a sp
 APART = 0.5  # Share of the time left for servers of which each has classes with similar limits only.
 
 
-def with_spare(problem: Problem, plan: Plan) -> Plan:
-    """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost.
+def with_spare(problem: Problem, plan: Plan, *, spread: bool = False) -> Plan:
+    """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost. `spread`:
+    the given one takes all servers at hand, and fewer may do.
 
     Adapters are spread over the servers whole, or those with more load than a server's share in as many parts as they
     may have. The slots of every server fit the largest rank, and suffice for the adapters that the server receives when
@@ -40,7 +41,7 @@ def with_spare(problem: Problem, plan: Plan) -> Plan:
     most = min(len(problem.workload) * copies, MORE * (len(plan.bins) + 1))
     at_hand = min(most, problem.stock.get(name, most * size) // size)
     allowed = at_hand if problem.max_gpus is None else min(at_hand, problem.max_gpus // size)
-    low = len(plan.bins) + 1
+    low = max(2, len(plan.bins) + (not spread))
     bins = _fewest(problem, low, min(LEAST_APART, allowed))
     if not bins:
         apart, low = _apart(problem.with_share(APART), allowed), max(low, LEAST_APART + 1)

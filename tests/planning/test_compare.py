@@ -71,6 +71,17 @@ def test_a_plan_by_greedy_is_made_once(toy_profile: Profile, monkeypatch: pytest
     assert made == ["greedy", "spread", "random"]
 
 
+def test_solvers_that_spread_get_the_gpus_of_the_objective(toy_profile: Profile) -> None:
+    """Beside greedy's plan that survives the loss of a server, a plan on fewer servers shows no difference of
+    solvers; on one server it does not survive, which its outcome says."""
+    both = Comparison(FLEET, toy_profile, ("spread", "greedy"), ("gpus", "gpus:spare=1"))
+    rows = list(both.run())
+    assert [row.plan.n_gpus for row in rows if row.plan] == [1, 1, 2, 2]
+    assert [row.outcome for row in rows] == ["ok"] * 4
+    few = list(replace(both, max_gpus=1).run())
+    assert [row.outcome for row in few] == ["ok", "ok", "infeasible by the predictor", "infeasible by the predictor"]
+
+
 def test_queues_of_minutes_are_not_ok() -> None:
     """A plan that serves its load with a TTFT far beyond the fleet's limit is marked, one within it is not."""
     profile = small_profile()

@@ -81,6 +81,18 @@ def test_too_few_gpus_for_a_spare_one() -> None:
     assert "holds when any of them is lost" in plan.reasons[-1]
 
 
+def test_a_solver_that_spreads_finds_the_spare_gpu_among_those_given() -> None:
+    """It takes all GPUs at hand at once: as many as another solver needs with a spare one hold the loss of any; on one
+    GPU there is none to lose."""
+    profile, predictor = small_profile(), AnalyticPredictor()
+    given = {"predictor": predictor, "margin": 0.0, "verify": False}
+    fewest = solve(FLEET, profile, "gpus:spare=1", **given)
+    plan = solve(FLEET, profile, "gpus:spare=1", solver="spread-refined", max_gpus=fewest.n_gpus, **given)
+    assert (plan.status, plan.n_gpus) == (Status.FEASIBLE, fewest.n_gpus)
+    alone = solve(FLEET.subset([0]), profile, "gpus:spare=1", solver="spread-refined", max_gpus=1, **given)
+    assert alone.status is Status.INFEASIBLE
+
+
 def test_fleets_without_hot_adapters_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no adapter has more load than a server's share, replicas lead to no second search on as many servers."""
     tried: list[int] = []
