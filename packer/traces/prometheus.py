@@ -24,7 +24,7 @@ from packer.io.documents import parse_json
 from packer.io.files import read_text
 from packer.io.shipped import table
 from packer.io.web import Address, address_of, ask
-from packer.traces.pattern import RateTable
+from packer.traces.pattern import WHOLE_FROM, RateTable
 from packer.traces.vllm_metrics import Series, mean_load_ms, ranks_of, shares_in_flight, shares_resident, total_of
 
 MAX_ANSWER_BYTES = 128_000_000
@@ -54,6 +54,8 @@ SOURCES = {name: CounterNames(**row) for name, row in table("packer.traces", "pr
 
 _COUNTED, _GAUGES = ("requests", "input_tokens", "output_tokens"), ("running", "loaded")
 """Fields of `CounterNames` for a gateway's counters, and for gauges, which are sampled at short intervals."""
+
+ENDS = ("first", "last")  # When any of the counters was first and last seen in a window.
 
 MOST_COUNT = 1e15
 _SHARES = {"hit_rate": ("prefix_hits", "prefix_queries"), "acceptance": ("drafts_kept", "drafts")}
@@ -99,6 +101,9 @@ def queries(source: CounterNames, window_s: float) -> dict[str, str]:
     by = f"sum by ({source.label}) " if source.label else "sum "
     found = {name: f"{by}(increase({getattr(source, name)}[{window}]))" for name in _COUNTED}
     found |= {name: query for name in _GAUGES if (query := getattr(source, name))}
+    # When any of the counters exists: a new Prometheus, or one that was away, has a part of the window.
+    there = f"(0 * count ({source.requests}) + time())[{window}:{_step_s(window_s)}s]"
+    found |= {name: f"{kind}_over_time({there})" for name, kind in zip(ENDS, ("min", "max"), strict=True)}
     counted = (name for pair in _SHARES.values() for name in pair)
     found |= {name: f"sum (increase({getattr(source, name)}[{window}]))" for name in counted}
     if source.load_seconds:
@@ -168,9 +173,10 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     if isinstance(window_s, bool) or not isinstance(window_s, (int, float)) or not 1 <= window_s < 1e9:
         raise FileFormatError(f"expected window_s to be a length in s, got {shown(window_s)}.")
     found = {name: _series(answers.get(name), source.label, name) for name in _COUNTED}
-    times = sorted({time for series in found["requests"].values() for time in series})
-    if not times:
+    covered_s = _covered_s(answers, {time for series in found["requests"].values() for time in series}, window_s)
+    if not covered_s:
         raise FileFormatError("no request was counted in this time.", column="requests")
+    times = [time for time, each in covered_s.items() if each >= WHOLE_FROM * max(covered_s.values())]
     loaded = _optional(answers, "loaded")
     shares = None
     if source.running:  # newer versions of vLLM export the adapters in slots, not those in flight
@@ -179,19 +185,40 @@ def parse(answers: Mapping[str, Any], source: CounterNames, *, skip: Collection[
     known = set(found["requests"] if shares is None else shares)
     names = sorted(set(found["requests"]) - set(skip))
     counts = np.array([[found["requests"][name].get(t, 0.0) for name in names] for t in times])
-    totals = {kind: [sum(found[kind].get(name, {}).values()) for name in names] for kind in _COUNTED[1:]}
-    sums = {kind: np.array(column) for kind, column in totals.items()}
+    sums = {
+        kind: np.array([sum(found[kind].get(name, {}).get(t, 0.0) for t in times) for name in names])
+        for kind in _COUNTED[1:]
+    }
     if shares is not None:
         names = sorted(known - set(skip))
         weights = np.array([shares[name] for name in names])
         counts = counts.sum(axis=1, keepdims=True) * weights
         sums = {kind: total.sum() * weights for kind, total in sums.items()}
-    metrics = replace(_metrics(names, counts, sums, times, window_s), estimated=shares is not None)
+    observed_s = np.array([covered_s[t] for t in times], dtype=np.float64)
+    metrics = replace(_metrics(names, counts, sums, times, window_s, observed_s), estimated=shares is not None)
     load_ms = mean_load_ms(*(_optional(answers, f"load_{part}") for part in ("sum", "count")))
     counted = {name: [total_of(_optional(answers, each)) for each in pair] for name, pair in _SHARES.items()}
     more: dict[str, Any] = {name: min(1.0, part / whole) for name, (part, whole) in counted.items() if whole}
     unmet = tuple(each for each in skip if each not in known)
     return replace(metrics, ranks=ranks_of(loaded), load_ms=load_ms, unmet=unmet, **more)
+
+
+def _covered_s(answers: Mapping[str, Any], times: Collection[float], window_s: float) -> dict[float, float]:
+    """How much of the window that ends at each of these times was observed, s, from the first to the last sample of any
+    counter; all of it if a file does not say it."""
+    first, last = (_series(answers[name], "", name).get("all", {}) if answers.get(name) else {} for name in ENDS)
+    found = dict.fromkeys(sorted(times), window_s)
+    for time in found:
+        begin_s, end_s = first.get(time, -math.inf), last.get(time, math.inf)
+        if time - window_s <= begin_s <= end_s <= time:  # else the file is no answer to this query
+            seen_s = end_s - begin_s + _step_s(window_s)
+            found[time] = window_s if seen_s >= WHOLE_FROM * window_s else seen_s
+    return found
+
+
+def _step_s(window_s: float) -> int:
+    """Time between the looks at the counters in a window, s."""
+    return max(1, round(window_s) // 60)
 
 
 def _optional(answers: Mapping[str, Any], name: str) -> Series:
@@ -200,8 +227,9 @@ def _optional(answers: Mapping[str, Any], name: str) -> Series:
 
 
 def _metrics(
-    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: Sequence[float], window_s: float
-) -> Metrics:
+    names: Sequence[str], counts: FloatArray, sums: Mapping[str, FloatArray], times: Sequence[float], window_s: float,
+    covered_s: FloatArray,
+) -> Metrics:  # fmt: skip
     total = counts.sum(axis=0)
     kept = [k for k in range(len(names)) if total[k] > 0 and names[k]]
     if not kept:
@@ -214,8 +242,9 @@ def _metrics(
         fleet = known / total[kept].sum()
         own = sums[kind][kept] / total[kept]
         means.append(np.where(own >= 1.0, own, max(1.0, fleet)))
-    rates, own_names = counts[:, kept] / window_s, tuple(names[k] for k in kept)
-    table = RateTable(own_names, rates, means[0] + means[1], np.array(times) - window_s, float(window_s))
+    rates, own_names = counts[:, kept] / covered_s[:, np.newaxis], tuple(names[k] for k in kept)
+    starts_s, tokens = np.array(times) - window_s, means[0] + means[1]
+    table = RateTable(own_names, rates, tokens, starts_s, float(window_s), covered_s=covered_s)
     return Metrics(table, means[0], means[1])
 
 

@@ -23,6 +23,7 @@ from packer.operate.observe import observe_metrics
 from packer.traces.assign import Ranks
 from packer.traces.prometheus import SOURCES, CounterNames, fetch, parse, queries, read_export
 
+LITELLM = SOURCES["litellm"]
 CUSTOM = CounterNames("requests_total", "prompt_tokens_total", "generated_tokens_total", "adapter")
 
 
@@ -52,6 +53,21 @@ def test_rates_and_lengths_per_adapter() -> None:
     np.testing.assert_allclose(metrics.mean_output, [10, 10])
     assert metrics.table.start_s.tolist() == [0.0, 60.0]
     assert not metrics.estimated
+
+
+def test_a_window_counts_as_long_as_it_was_observed() -> None:
+    """A Prometheus that is new, or was away, has a part of the first or the last window: rates are those of the part,
+    and such windows are left out where others are whole."""
+    seen = {"first": matrix({"": [(60, 40), (120, 61)]}), "last": matrix({"": [(60, 60), (120, 120)]})}
+    metrics = parse(answers(**seen), CUSTOM)
+    assert metrics.table.start_s.tolist() == [60.0]
+    np.testing.assert_allclose(metrics.table.rates, [[2.0]])
+    np.testing.assert_allclose(metrics.mean_input, [100])
+    alone = {name: matrix({"a": [(60, count)]}) for name, count in (("requests", 60), ("input_tokens", 6000))}
+    short = {"first": matrix({"": [(60, 41)]}), "last": matrix({"": [(60, 60)]})}
+    metrics = parse(answers(**alone, **short), CUSTOM)
+    np.testing.assert_allclose(metrics.table.rates, [[3.0]])
+    assert metrics.table.busiest_s == (0.0, 20.0)
 
 
 def test_hit_rates_become_shared_prefixes() -> None:
@@ -311,6 +327,12 @@ def test_command_reads_a_real_server_and_its_saved_answers(
     assert fleet.ranks.tolist() == [32, 32]
     assert Path(loads).read_text().startswith("adapter,peak,mean,p50,p95,each-peak\n")
     capsys.readouterr()
+
+
+def test_a_new_server_gives_the_rates_of_the_time_that_it_has(prometheus: str) -> None:
+    """A window that began before the first sample is not counted in full."""
+    metrics = parse(fetch(prometheus, SOURCES["litellm"], end_s=time.time(), span_s=600.0, window_s=600.0), LITELLM)
+    np.testing.assert_allclose(metrics.table.rates, [[20.0, 5.0]], rtol=0.5)
 
 
 def test_refused_query_is_reported(prometheus: str) -> None:
