@@ -58,9 +58,9 @@ class Plan:
     `bound_proven`: true if the bound is proven relative to the predictor; false if a search merely failed to refute it.
     `bound_source`: the argument that gave the bound, in words.
     `margin`: relative increase of every rate in the search, 0.05 for 5 %; None if the search used no margin.
-    `headroom`: factor by which each bin's rates may grow: that of its room, or the factor up to which the predictor
-    says that the bin does not starve. None if the bin fails at the given rates or nothing is known; empty if not
-    computed.
+    `headroom`: factor by which each bin's rates may grow: that of its room, whatever is given, or the factor up to
+    which the predictor says that the bin does not starve. None if the bin fails at the given rates or nothing is known;
+    empty if not computed.
     `rooms`: for each bin, the factor up to which its latency limits hold, no queue grows and it does not starve, and
     what limits it; empty if not computed.
     `adapters`: figures of each adapter of the workload; None if the plan was not simulated.
@@ -116,6 +116,10 @@ class Plan:
     within_goal: Mapping[str, Any] = field(default_factory=dict)
     evaluated_s: float | None = None
     statistics: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rooms:  # one source, also where a search ended between the two
+            object.__setattr__(self, "headroom", tuple(room.headroom for room in self.rooms))
 
     def __repr__(self) -> str:
         said = self.decision.partition("\n")[0] or f"GPUs: {self.n_gpus}, solver: {self.solver}"

@@ -337,8 +337,7 @@ class Deployment:
     def rooms(self, plan: Plan) -> tuple[Room, ...]:
         """The room of each server; () for more than `MOST_GPUS`, or if the time ended before each had a factor."""
         few = len(plan.bins) <= MOST_GPUS and not self.over()
-        found = self.hours.rooms(plan.bins, self.workload) if few else ()
-        return () if self.over() and any(room.headroom is None for room in found) else found
+        return self.hours.rooms(plan.bins, self.workload) if few else ()
 
     def prove(self, plan: Plan) -> Plan:
         """The plan with a bound by load, relative to the twin, or with an estimate: by full servers of each slot rank,

@@ -82,6 +82,5 @@ def with_room(
         return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
     hours = hours or Hours(plan.seed, stop, plan.limits)
     rooms = plan.rooms or hours.checked(hours.rooms(plan.bins, plan.workload), plan.bins, plan.workload)
-    known = tuple(room.headroom for room in rooms) or (None,) * len(plan.bins)
     found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
-    return with_adapters(replace(plan, rooms=rooms, headroom=known, evaluations=found), hours)
+    return with_adapters(replace(plan, rooms=rooms, headroom=(None,) * len(plan.bins), evaluations=found), hours)

@@ -194,7 +194,8 @@ class Hours:
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """Return how far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then. If
-        stopped early, return the largest factors known to hold. A replayed trace is not scaled: the result is empty."""
+        stopped early, return the largest factors known to hold, or nothing if a server has none. A replayed trace is
+        not scaled: the result is empty."""
         if fleet.arrivals.trace is not None:
             return ()
         alike = [self.growth(item, fleet) for item in items]
@@ -206,7 +207,8 @@ class Hours:
         for k in range(0, len(grown), TOGETHER):  # neighbouring servers are often alike
             found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
         known = dict(zip(grown, found[1:], strict=True))
-        return tuple(known[each] for each in alike)
+        unknown = self.stop() and any(room.headroom is None for room in found)
+        return () if unknown else tuple(known[each] for each in alike)
 
     def checked(self, rooms: Sequence[Room], items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
         """Return the rooms, checked in further hours if limits may break by chance, with advice that was tried."""

@@ -211,8 +211,9 @@ def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
     """The plan in a file that `write_plan` wrote.
 
     `path`: the file.
-    `changed`: the placement was edited since: read it without checking that the figures belong to it. Evaluate such a
-    plan (`packer.operate.evaluate.evaluate_plan`) before using it.
+    `changed`: the placement was edited since: read it without its headroom, figures of adapters and moves, and without
+    checking that the other figures belong to it. Evaluate such a plan (`packer.operate.evaluate.evaluate_plan`) before
+    using it.
 
     Raises `FileFormatError`: the file can't be read, is damaged, is not a plan or contradicts itself; names the key.
     """
@@ -225,6 +226,8 @@ def load_plan(path: str | os.PathLike[str], *, changed: bool = False) -> Plan:
 def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     """The plan in nested dicts. `changed`: see `load_plan`."""
     file = parse(PlanFile, check_version(data, SCHEMA))
+    if changed:  # these may have other lengths than the servers and the workload have now
+        file = file.model_copy(update={"adapters": None, "moves": None, "headroom": []})
     workload = workload_from_dict(file.workload)
     profiles = {label: profile_from_dict(each) for label, each in file.profiles.items()}
     number = {name: i for i, name in enumerate(workload.names)}
@@ -232,7 +235,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     unplaced = _numbers(file.unplaced, number, "unplaced")
     with located("gpus"):
         check_placement(workload, bins, unplaced)
-    rooms = [gpu.room or {} for gpu in file.gpus]
+    rooms = [] if changed else [gpu.room or {} for gpu in file.gpus]
     moves = None
     if file.moves is not None:
         moves = Moves(_numbers(file.moves.adapters, number, "moves.adapters"), tuple(file.moves.servers))
@@ -281,6 +284,8 @@ def _derived(plan: Plan, file: PlanFile) -> Iterator[tuple[str, str]]:
     for k, gpu in enumerate(file.gpus):
         if gpu.gpu != k:
             yield f"gpus.{k}.gpu", f"expected {k}, its place in the list, got {gpu.gpu}"
+    if file.headroom and tuple(file.headroom) != plan.headroom:
+        yield "headroom", "expected the factors that the servers have as their room"
     if (file.gap is None) != (plan.gap is None) or abs((file.gap or 0.0) - (plan.gap or 0.0)) > 1e-6:
         yield "gap", f"expected {plan.gap}, got {file.gap}"
 
@@ -299,7 +304,7 @@ def _evaluation(k: int, gpu: GpuTable, changed: bool) -> Evaluation:
     simulated server without a share of its limits starves, queues or does not start: the share is infinite."""
     if gpu.evaluation is None:
         if not changed:
-            raise FileFormatError("this key is missing.", key=f"gpus.{k}.evaluation")
+            raise FileFormatError(f"this key is missing; {AGAIN}", key=f"gpus.{k}.evaluation")
         figures: dict[str, Any] = dict.fromkeys(FIGURES, math.nan) | dict.fromkeys(FLAGS, False)
         return Evaluation(**figures)
     figures = {name: math.nan if value is None else value for name, value in gpu.evaluation.items()}

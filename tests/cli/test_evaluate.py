@@ -12,6 +12,7 @@ import pytest
 from packer import Limits, Slo
 from packer.cli import run
 from packer.cli.evaluated import conclusion
+from packer.io.plans import load_plan
 from packer.lengths import Lengths
 from packer.plan import Plan
 
@@ -76,6 +77,22 @@ def test_a_changed_plan_is_evaluated_before_it_is_used(plan_path: str, capsys: C
         assert "packer evaluate PLAN --rewrite" in capsys.readouterr().err
     assert run(["evaluate", plan_path, "--rewrite", "-q"]) == 0
     assert run(["export", plan_path]) == 0
+
+
+def test_servers_and_adapters_are_added_by_hand(plan_path: str) -> None:
+    """A plan with headroom and figures of adapters takes one more server, and an adapter, that have none of these."""
+    path = Path(plan_path)
+    assert run(["evaluate", plan_path, "--rewrite", "-q"]) == 0
+    data = json.loads(path.read_text())
+    assert data["adapters"]
+    data["workload"]["adapters"].append({"name": "e", "rank": 8, "rate": 0.1})
+    kept = {key: data["gpus"][0][key] for key in ("profile", "max_loras", "max_lora_rank")}
+    data["gpus"].append({"gpu": len(data["gpus"]), **kept, "adapters": ["e"]})
+    path.write_text(json.dumps(data))
+    assert run(["show", plan_path]) == 2
+    assert run(["evaluate", plan_path, "--rewrite", "-q"]) == 0
+    again = load_plan(path)
+    assert len(again.rooms) == again.n_gpus == len(data["gpus"])
 
 
 def test_evaluate_adds_and_removes(plan_path: str, tmp_path: Path, capsys: Capture) -> None:

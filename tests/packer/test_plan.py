@@ -10,6 +10,7 @@ import pytest
 from packer.fit.estimate import estimate_profile
 from packer.fit.models import model_named
 from packer.plan import Plan, Status
+from packer.room import Room
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,13 @@ def test_gap(toy_plan: Callable[..., Plan], value: float, bound: float, gap: flo
     """The gap is (value − bound) / value, never below 0."""
     plan = replace(toy_plan(["a", "b"]), objective_value=(value,), lower_bound=bound)
     assert plan.gap == pytest.approx(gap)
+
+
+def test_headroom_is_that_of_the_rooms(toy_plan: Callable[..., Plan]) -> None:
+    """A search that ends once it has rooms gives a plan with their headroom: "none" would say that the plan breaks."""
+    plan = replace(toy_plan(["a", "b"], gpus=2), rooms=(Room(1.1664), Room(None)))
+    assert plan.headroom == (1.1664, None)
+    assert plan.headroom_words == ["+17%", "none"]
 
 
 def test_no_gap_without_a_bound_or_a_plan(toy_plan: Callable[..., Plan]) -> None:

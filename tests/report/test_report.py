@@ -332,7 +332,7 @@ def test_each_adapter_has_its_latency(toy_plan: Callable[..., Plan]) -> None:
 
 def test_room_to_grow_and_what_limits_it(toy_plan: Callable[..., Plan]) -> None:
     """The page has the headroom of each server, what limits it and what helps; without them it has no such section."""
-    plan = toy_plan(["a", "b"], gpus=2)
+    plan = toy_plan(["a", "b", "c"], gpus=3)
     rooms = (Room(1.36, "slots", "16 of 16 in use at +47%", "max_loras 24"), Room(3.9960), Room(None))
     page = render_report(dataclasses.replace(plan, rooms=rooms))
     assert "How far each server may go" in page

@@ -205,6 +205,19 @@ def test_equal_servers_are_searched_once(make_profile: Callable[..., Profile], m
     assert len(asked) == len(set(asked))
 
 
+def test_rooms_that_a_search_did_not_reach_are_not_said(
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search that ends before each server has a factor has no rooms: none would say that a server breaks."""
+    monkeypatch.setattr(stored, "_run", lambda *_: At([0]))
+    monkeypatch.setattr(Hours, "holds", lambda *_: (True, True, True))
+    profile, fleet = make_profile(), Workload([Adapter(f"a{k}", 8, 1.0 + k) for k in range(6)])
+    items = [Bin((k,), profile.settings(1, 8), profile) for k in range(6)]
+    assert len(Hours().rooms(items, fleet)) == 6
+    calls = iter([False] * 8)
+    assert Hours(stop=lambda: next(calls, True)).rooms(items, fleet) == ()
+
+
 def test_confirmed_room_is_kept_in_each_hour(make_profile: Callable[..., Profile]) -> None:
     """Of a bursty fleet, the highest factor at which simulations with the seeds of all hours keep the limits."""
     fleet = Workload(

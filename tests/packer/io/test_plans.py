@@ -267,6 +267,10 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "optimal": (lambda d: d.update(status="optimal"), "attains a proven lower bound"),
     "infeasible": (lambda d: d.update(status="infeasible", gap=None), "an infeasible plan has"),
     "headroom": (lambda d: d.update(headroom=[1.0]), "key 'headroom': expected an entry for each of the 2"),
+    "other headroom than the rooms": (
+        lambda d: [each.update(room={"headroom": 1.5}) for each in d["gpus"]],
+        "key 'headroom': expected the factors",
+    ),
     "moves": (lambda d: d["moves"].update(servers=[]) or d["moves"]["servers"].extend([1]), "moves.servers"),
     "another profile": (lambda d: d["versions"].update({"profile toy": "0" * 16}), "key 'profiles'"),
     "a renamed profile": (
