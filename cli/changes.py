@@ -10,7 +10,7 @@ RENUMBERED = "exported files name servers by the new numbers; packer live apply 
 
 def changes(old: packer.Plan, plan: packer.Plan) -> list[str]:
     """Changes from the running plan `old`: adapters that move; servers that stay, start, stop or start again."""
-    from packer.moves import restarted
+    from packer.moves import places, rerouted, restarted
 
     before, now = set(old.workload.names), set(plan.workload.names)
     moved = [plan.workload.names[i] for i in plan.moves.adapters] if plan.moves else []
@@ -22,6 +22,10 @@ def changes(old: packer.Plan, plan: packer.Plan) -> list[str]:
     ]
     if moved:
         lines.append(f"Moving      {listed(moved, 10)}")
+    if plan.moves and (others := sorted(rerouted(old, plan, plan.moves))):
+        lines.append(f"Shares      {counted(len(others), 'adapter')} with other shares by server: {listed(others, 10)}")
+    if homeless := sorted(before & now & places(old).keys() - places(plan).keys()):
+        lines.append(f"No server   {counted(len(homeless), 'adapter')}: {listed(homeless, 10)}")
     renumbered = [f"{number} → {k}" for k, number in enumerate(numbers) if number not in (None, k)]
     if renumbered:
         lines.append(f"Renumbered  {', '.join(renumbered)}: {RENUMBERED}")

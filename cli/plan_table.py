@@ -14,7 +14,7 @@ from packer.errors import UnknownNameError
 from packer.evaluation import PLAN_FIGURES, AdapterFigures
 from packer.io.frames import pl
 from packer.io.shipped import table
-from packer.moves import by_adapter
+from packer.moves import places
 from packer.profile import labelled
 from packer.room import grouped, room_rows, spans
 from packer.words import by_rank, counted, listed, money, number, plural
@@ -152,18 +152,12 @@ def _rooms(plan: packer.Plan) -> Table:
     shown = grouped(plan.rooms)[:SHOWN_ROOMS]
     columns = ["server", "headroom", "what limits it", "what helps"]
     more = len(plan.rooms) - sum(len(gpus) for gpus, _ in shown)
-    caption = f"{more} more servers have more headroom." if more else None
+    caption = f"Not shown: {counted(more, 'server')} with as much headroom or more." if more else None
     return Table("Headroom", columns, room_rows(plan.rooms, SHOWN_ROOMS), left=(2, 3), caption=caption)
 
 
 SHOWN_ROOMS = 8
 WIDE, NARROW = 100, 72  # Terminal widths, columns, from which all figures of a server are shown, or all but one.
-
-
-def places(plan: packer.Plan) -> dict[str, dict[int, float]]:
-    """For each adapter that has a server: server → share of the adapter's requests."""
-    names, placed = plan.workload.names, (zip(each.adapters, each.shares, strict=True) for each in plan.bins)
-    return by_adapter((k, {names[i]: share for i, share in held}) for k, held in enumerate(placed))
 
 
 def adapter_rows(plan: packer.Plan, names: Iterable[str]) -> list[dict[str, Any]]:

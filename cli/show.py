@@ -10,9 +10,9 @@ from packer.cli.changes import changes, named
 from packer.cli.declare import bundle, command, option
 from packer.cli.options import Output, PlanArgument
 from packer.cli.output import Table
-from packer.cli.plan_table import adapter_rows, adapters_table, places, plan_json, plan_lines
+from packer.cli.plan_table import adapter_rows, adapters_table, plan_json, plan_lines
 from packer.errors import IncompatibleError
-from packer.moves import restarted
+from packer.moves import places, rerouted, restarted
 
 MOST_MOVES = 20  # Largest number of moving adapters in the table.
 
@@ -59,9 +59,9 @@ def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], lis
 
     moves = between(old, new)
     names, before = new.workload.names, set(old.workload.names)
-    was, now = ({name: list(held) for name, held in places(plan).items()} for plan in (old, new))
+    was, now = places(old), places(new)
     moved: list[dict[str, Any]] = [
-        {"adapter": name, "from": was[name], "to": now[name]} for name in (names[i] for i in moves.adapters)
+        {"adapter": name, "from": list(was[name]), "to": list(now[name])} for name in (names[i] for i in moves.adapters)
     ]
 
     def slots(item: packer.Bin) -> list[int]:
@@ -73,6 +73,10 @@ def _difference(old: packer.Plan, new: packer.Plan) -> tuple[dict[str, Any], lis
     ]
     data: dict[str, Any] = {"gpus": [old.n_gpus, new.n_gpus], "continues": list(moves.servers), "moved": moved}
     data |= {"new": sorted(set(names) - before), "gone": sorted(before - set(names))}
+    data["shares"] = [
+        {"adapter": name, "from": was[name], "to": now[name]} for name in sorted(rerouted(old, new, moves))
+    ]
+    data["without_server"] = sorted(before & set(names) & was.keys() - now.keys())
     data |= {"restarted": again, "goals": [old.goal, new.goal]}
     lines: list[Table | str] = [
         f"GPUs        {old.n_gpus} → {new.n_gpus}",

@@ -26,6 +26,12 @@ def by_adapter(placed: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, d
     return found
 
 
+def places(plan: Plan) -> dict[str, dict[int, float]]:
+    """For each adapter that has a server: server → share of the adapter's requests."""
+    names, placed = plan.workload.names, (zip(each.adapters, each.shares, strict=True) for each in plan.bins)
+    return by_adapter((k, {names[i]: share for i, share in held}) for k, held in enumerate(placed))
+
+
 def most_copies(bins: Iterable[Bin]) -> int:
     """The largest number of servers that hold the same adapter, at least 1."""
     return max(Counter(i for item in bins for i in item.adapters).values(), default=1)
@@ -127,6 +133,17 @@ def moves_of(old: Sequence[Bin], bins: Sequence[Bin]) -> Moves:
     """The moves from the running servers to the new bins."""
     becomes = match(old, bins)
     return Moves(tuple(moved(old, bins)), tuple(becomes.get(k) for k in range(len(bins))))
+
+
+def rerouted(old: Plan, new: Plan, moves: Moves) -> list[str]:
+    """Adapters that come to no other server, but leave one of theirs or get other shares of their requests, by name."""
+    was, moved = places(old), {new.workload.names[i] for i in moves.adapters}
+    now = {name: {moves.servers[k]: share for k, share in held.items()} for name, held in places(new).items()}
+    return [
+        name
+        for name in was.keys() & now.keys() - moved
+        if any(abs(was[name].get(j, 0.0) - now[name].get(j, 0.0)) > 1e-6 for j in was[name])
+    ]
 
 
 def restarted(old: Plan, moves: Moves, bins: Sequence[Bin]) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from packer import Adapter, load_plan, load_profile, solve
 from packer.bin import Bin
 from packer.cli import run
 from packer.cli.evaluated import conclusion_lines
+from packer.cli.output import Table
 from packer.cli.plan_table import plan_lines
 from packer.evaluation import Evaluations
 from packer.operate.evaluate import evaluate_plan
@@ -20,6 +22,7 @@ from packer.plan import Moves, Plan, Status
 from packer.planning.verify import verified
 from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
+from packer.room import Room
 from packer.speculation import SpeculationSpec
 from packer.twin.hours import Hours, merged
 from packer.workload import Workload
@@ -107,6 +110,31 @@ def test_what_changes_to_another_plan(plans: tuple[str, str], capsys: pytest.Cap
     assert (same["moved"], same["new"], same["gone"], same["restarted"]) == ([], [], [], [])
 
 
+def test_shares_and_adapters_without_a_server_are_changes(
+    plans: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Routes change where an adapter gets other shares, leaves one of its servers, or has none left: each is said."""
+    old, path = load_plan(plans[1]), str(tmp_path / "shares.json")
+    first, second = old.bins
+
+    def on_both(share: float) -> Plan:
+        """The plan with a share of the requests of adapter a1 on its server, and the rest on the other one."""
+        own = replace(first, shares=(share, *first.shares[1:]))
+        other = replace(second, adapters=(0, *second.adapters), shares=(1.0 - share, *second.shares))
+        return verified(replace(old, bins=(own, other)))
+
+    on_both(0.5).save(plans[0])
+    on_both(0.75).save(path)
+    found = shown([plans[0], "--diff", path], capsys)
+    assert (found["moved"], found["without_server"]) == ([], [])
+    assert found["shares"] == [{"adapter": "a1", "from": {"0": 0.5, "1": 0.5}, "to": {"0": 0.75, "1": 0.25}}]
+    assert [each["adapter"] for each in shown([plans[0], "--diff", plans[1]], capsys)["shares"]] == ["a1"]
+    assert run(["show", plans[0], "--diff", path]) == 0
+    assert "Shares      1 adapter with other shares by server: a1" in capsys.readouterr().out
+    evaluate_plan(old, lose=[1]).plan.save(path)  # the other server has slots of rank 8
+    assert shown([plans[1], "--diff", path], capsys)["without_server"] == ["b"]
+
+
 def test_a_part_of_the_moves_says_so(
     plans: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +143,14 @@ def test_a_part_of_the_moves_says_so(
         monkeypatch.setattr("packer.cli.show.MOST_MOVES", most)
         assert run(["show", plans[0], "--diff", plans[1]]) == 0
         assert title in capsys.readouterr().out
+
+
+def test_servers_that_are_not_shown_may_have_as_much_headroom(toy_plan: Callable[..., Plan]) -> None:
+    """Servers beyond the first eight have the headroom of the last one shown, or more: not more for certain."""
+    rooms = tuple(Room(1.1664, "slots", f"{k} of 9 in use", "") for k in range(9))
+    plan = replace(toy_plan([f"a{k}" for k in range(9)], gpus=9), rooms=rooms)
+    (table,) = (part for part in plan_lines(plan) if isinstance(part, Table) and part.title == "Headroom")
+    assert table.caption == "Not shown: 1 server with as much headroom or more."
 
 
 def test_a_server_with_another_number_is_shown_with_both(
