@@ -27,6 +27,9 @@ SLOT_TERMS = ("per_slot_ms", "per_slot_token_ms")
 SLOT_RANK_TERMS = ("per_slot_rank_ms", "per_slot_rank_token_ms")
 WAITING_TERMS = ("per_waiting_ms",)
 GRAPH_TERMS = ("beyond_graph_step_ms", "per_token_beyond_graph_ms")
+EXPERT_TERMS = ("experts_ms",)
+EXPERT_SHARES = tuple(2.0**-k for k in range(2, 9))  # Shares of experts tried: the steps tell a mixture of experts.
+MUCH_LESS = 0.7  # A law with experts is taken if its error on steps left out is at most this share of that without.
 MIN_EQUATIONS = 12
 GRAPH_MAX_TOKENS = 512  # Largest batch with a CUDA graph, vLLM's default.
 OUTLIER = 6.0  # Step times are clipped to this many medians of their kind: longer ones are interruptions.
@@ -47,12 +50,13 @@ class Observations:
     count: FloatArray
     waiting: FloatArray
 
-    def equations(self) -> Equations:
+    def equations(self, expert_share: float = 0.0) -> Equations:
         """Return one equation per row, weighted by the square root of its number of steps."""
         names = ("decodes", "prefill_tokens", "adapters", "sum_ranks", "kv_tokens", "waiting")
         features = linear_features(
             **{name: getattr(self, name) for name in names}, graph_max_tokens=GRAPH_MAX_TOKENS,
             slots=float(self.settings.max_loras), slot_rank=float(self.settings.max_lora_rank),
+            expert_share=expert_share,
         )  # fmt: skip
         return Equations(features, self.step_ms, np.sqrt(self.count))
 
@@ -103,18 +107,26 @@ def _level(values: FloatArray) -> IntArray:
 def fit_step_law(observations: Sequence[Observations]) -> tuple[LatencySpec, dict[str, float]]:
     """Fit the linear law by non-negative least squares; return it with its cross-validated and own errors. Raises
     `LiveError`: too few measurements for any law."""
-    parts = [o.equations() for o in observations if len(o.count)]
-    total = sum(len(part.step_ms) for part in parts)
+    total = sum(len(each.count) for each in observations)
     if total < MIN_EQUATIONS:
         raise LiveError(f"Expected at least {MIN_EQUATIONS} different batch states to fit a step law, got {total}.")
-    equations = sum(parts[1:], parts[0])
-    terms = _terms(observations)
+    tried = [(*_equations(observations, share), share) for share in (0.0, *EXPERT_SHARES)]
+    held_out = [cross_validated(equations, terms) for equations, terms, _ in tried]
+    best = int(np.argmin(held_out))
+    best = best if held_out[best] < MUCH_LESS * held_out[0] else 0
+    equations, terms, share = tried[best]
     coefficients = {k: v for k, v in solve_unbiased(equations, terms).items() if v > 0.0}
-    errors = {"step_time_cross_validated_percent": cross_validated(equations, terms)}
+    errors = {"step_time_cross_validated_percent": held_out[best]}
     weights = equations.weights**2
     own = np.abs(residuals(equations, coefficients))
     errors["step_time_fit_percent"] = float(100 * np.average(own, weights=weights))
-    return LatencySpec("linear", coefficients, GRAPH_MAX_TOKENS), errors
+    return LatencySpec("linear", coefficients, GRAPH_MAX_TOKENS, expert_share=share), errors
+
+
+def _equations(observations: Sequence[Observations], expert_share: float) -> tuple[Equations, tuple[str, ...]]:
+    """Return the equations and the terms of a model whose tokens go to this share of a layer's experts; 0: to none."""
+    parts = [each.equations(expert_share) for each in observations if len(each.count)]
+    return sum(parts[1:], parts[0]), _terms(observations) + (EXPERT_TERMS if expert_share else ())
 
 
 def _terms(observations: Sequence[Observations]) -> tuple[str, ...]:

@@ -94,6 +94,24 @@ def test_the_law_comes_back() -> None:
     assert errors["step_time_cross_validated_percent"] < 6.0
 
 
+def test_experts_show_in_the_steps() -> None:
+    """Steps of a mixture of experts grow with the experts that their tokens reach: the law of a log has them, so that
+    small and full batches are predicted; the law of a dense model has none."""
+    dense = make_steps(8)
+    tokens = dense.decodes + dense.prefill_tokens
+    more_ms = 20.0 * (1.0 - (1.0 - 1 / 24) ** tokens)
+    later_s = np.cumsum(np.concatenate([[0.0], more_ms[:-1]])) / 1e3
+    mixed = replace(dense, start_s=dense.start_s + later_s)
+    laws = [from_log.fit_step_law([from_log.from_steps(steps, Settings(8, 8))]) for steps in (dense, mixed)]
+    assert [law.expert_share > 0.0 for law, _ in laws] == [False, True]
+    assert laws[1][1]["step_time_cross_validated_percent"] < 6.0
+    states = {"decodes": (1, 4, 24, 64), "graph_max_tokens": 512}
+    found = linear_features(**states, expert_share=laws[1][0].expert_share) @ coefficient_vector(laws[1][0])
+    batch = np.array(states["decodes"])
+    expected = LAW["base_ms"] + LAW["per_decode_ms"] * batch + 20.0 * (1.0 - (1.0 - 1 / 24) ** batch)
+    assert found == pytest.approx(expected, rel=0.1)
+
+
 def test_noise_does_not_make_the_law_faster() -> None:
     """With single steps 30 % off either way, the law's mean time is that of the steps, within 1.5 %."""
     steps = make_steps(8, n=6000, noise=0.3)
