@@ -37,8 +37,13 @@ def metrics_text(plan: Plan, drift: Mapping[str, Any], read_at_s: float) -> str:
     def of_servers(figure: str) -> list[tuple[str, float]]:
         return [(label, getattr(row, figure)) for label, row in zip(labels, plan.evaluations, strict=True)]
 
+    # A server that breaks at the measured rates is the one to raise an alarm: it has no factor, but a sample.
+    headroom = [
+        (label, 0.0 if factor is None and (plan.rooms or not row.feasible) else factor)
+        for label, factor, row in zip(labels, plan.headroom, plan.evaluations, strict=True)
+    ]
     given = {"drift": drift, "of_servers": of_servers, "read_at_s": read_at_s, "sample": sample}
-    return render("metrics.txt", headroom=list(zip(labels, plan.headroom, strict=True)), **given)
+    return render("metrics.txt", headroom=headroom, **given)
 
 
 def sample(name: str, labels: str, value: float | None) -> Markup:

@@ -324,6 +324,16 @@ def test_the_dashboard(plan: Plan) -> None:
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
+def test_the_dashboard_of_sglang_asks_for_its_metrics(plan: Plan) -> None:
+    """SGLang's servers have other names for what they measure; panels of vLLM's names would be empty."""
+    profile = estimate_profile("Qwen/Qwen3-8B", "h200", engine_name="sglang")
+    bins = tuple(replace(each, profile=profile) for each in plan.bins)
+    text = export_plan(replace(plan, bins=bins), "grafana")["dashboard.json"]
+    assert "vllm:" not in text
+    for name in ("num_running_reqs", "num_queue_reqs", "token_usage", "time_to_first_token_seconds_sum"):
+        assert f"sglang:{name}" in text
+
+
 def test_the_tables_notice_a_wrong_field(plan: Plan) -> None:
     """A table that let everything pass would test nothing: unknown fields, wrong types and limits are errors."""
     options = Options(sources=PLACES["huggingface"], **ALL)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,17 @@ def test_the_text_holds_the_drift(found: Drift) -> None:
     assert values["packer_plan_drifted_adapters", ""] == 4
     assert values["packer_watch_last_success_timestamp_seconds", ""] == 1234.5
     assert {family.name for family in text_string_to_metric_families(text)} == {*SERVER_METRICS, *PLAN_METRICS}
+
+
+def test_a_server_that_breaks_has_a_headroom(toy_plan: Callable[..., Plan]) -> None:
+    """The headroom of a server that breaks at the measured rates is 0: without a sample no alarm would be raised."""
+    plan = toy_plan(["a", "b"], gpus=2)
+    first, second = plan.workload.adapters
+    fleet = replace(plan.workload, adapters=(replace(first, rate=1000.0), second))
+    values = samples(text_of(drift(plan, fleet), 1.0))
+    found = [values["packer_server_headroom", f"gpu-{k}"] for k in range(2)]
+    assert found[0] == 0.0
+    assert found[1] > 1.0
 
 
 def test_the_dashboard_asks_for_what_is_served(toy_plan: Callable[..., Plan]) -> None:
