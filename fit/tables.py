@@ -160,13 +160,14 @@ def read_runs(
         if rates is None:
             rates = _expand(row, "rate_counts")
             np.random.default_rng(1).shuffle(rates)
-        ranks = np.resize(_expand(row, "size_counts").astype(np.int64), len(rates))
+        slots, slot_rank = whole(row, "max_loras"), whole(row, "max_lora_rank")
+        ranks = _expand(row, "size_counts").astype(np.int64)
+        _check_adapters(row, rates, ranks, slots, slot_rank)
         np.random.default_rng(0).shuffle(ranks)
         status = (row.cells.get("status") or "ok").strip()
         metrics = {name: value for name in METRICS if not math.isnan(value := number(row, name))}
         if status == "ok" and "total_tok_s" not in metrics:
             row.fail("total_tok_s", "expected the throughput of a run that is ok, got an empty cell.")
-        slots, slot_rank = whole(row, "max_loras"), whole(row, "max_lora_rank")
         duration_s = positive(row, "total_time_s", default=3600.0)
         inputs = positive(row, "pool_mean_input_tokens", default=223.0)
         outputs = positive(row, "pool_mean_output_tokens", default=196.0) * generated_share
@@ -197,6 +198,19 @@ def _expand(row: Row, column: str) -> FloatArray:
             f"expected value:count;value:count… of at most {MOST_ADAPTERS:,} adapters, got {shown(row.cells[column])}.",
         )
     return np.array(values)
+
+
+def _check_adapters(row: Row, rates: FloatArray, ranks: IntArray, slots: int, slot_rank: int) -> None:
+    """Fail unless the row's adapters are as many by rates as by ranks, send requests, and fit into its slots."""
+    n, largest = whole(row, "n_adapters"), int(ranks.max(initial=0))
+    if not n == len(rates) == len(ranks):
+        row.fail("n_adapters", f"expected as many adapters as rates, {len(rates)}, and ranks, {len(ranks)}, got {n}.")
+    if not rates.sum() > 0.0:
+        row.fail("rate_counts", f"expected a rate above 0, got {shown(row.cells['rate_counts'])}.")
+    if largest > slot_rank:
+        row.fail("max_lora_rank", f"expected at least the largest rank, {largest}, got {slot_rank}.")
+    if largest and not slots:
+        row.fail("max_loras", "expected at least 1 slot for adapters, got 0.")
 
 
 def _rates_by_run(folder: Path) -> dict[str, FloatArray]:

@@ -53,6 +53,20 @@ def test_runs_are_read_with_their_adapters(tmp_path: Path) -> None:
         (RUNS.replace(",400,ok", ",,ok", 1), "throughput of a run"),
         (RUNS.replace("8:1;16:3,400,ok", ""), "10 cells as in the header, got 8"),
         (RUNS.replace(",400,ok", ",many,ok"), "a number, got 'many'"),
+        (
+            RUNS.replace("f,8,4,16", "f,8,5,16"),
+            "row 2, column 'n_adapters': expected as many adapters as rates, 4, and",
+        ),
+        (
+            RUNS.replace("8:1;16:3", "8:1;16:1"),
+            "column 'n_adapters': expected as many adapters as rates, 4, and ranks, 2",
+        ),
+        (RUNS.replace("0.5:2;0.1:2", "0:4"), "row 2, column 'rate_counts': expected a rate above 0, got '0:4'"),
+        (RUNS.replace("f,8,4,16", "f,8,4,8"), "row 2, column 'max_lora_rank': expected at least the largest rank, 16"),
+        (
+            RUNS.replace("f,8,4,16", "f,0,4,16"),
+            "row 2, column 'max_loras': expected at least 1 slot for adapters, got 0",
+        ),
         (RUNS.replace(",400,ok", ",inf,ok"), "finite number"),
         (RUNS.replace(",400,ok", ",-400,ok"), "finite number >= 0"),
     ],
