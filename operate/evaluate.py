@@ -28,6 +28,7 @@ from packer.planning.rarely import is_rare, looked_for_rare
 from packer.planning.rooms import with_room
 from packer.progress import Progress, silent
 from packer.public import public
+from packer.room import levels_of
 from packer.solvers.evaluator import Evaluator
 from packer.strategies import Predictor
 from packer.twin.hours import Hours, of_hours
@@ -189,7 +190,7 @@ def evaluate_plan(
     if not changed.bins:
         raise IncompatibleError("No GPU of the plan has an adapter, so there is nothing to evaluate.")
     used = seeds.evaluating(plan.seed) if seed is None else seed
-    hours = Hours(used, limits=plan.limits)
+    hours = Hours(used, limits=plan.limits, levels=levels_of(plan.margin))
     judged = partial(_judged, plan, hours=hours, predictor=predictor, looks=seed is None, duration_s=duration_s)
     progress("servers", 0, 2)
     found, evaluator, looked, kept, reasons = judged(changed)

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 LEVELS = tuple(round(1.08**k, 4) for k in range(19))  # Factors on the rates at which room to grow is evaluated.
 
 
+def levels_of(margin: float | None) -> tuple[float, ...]:
+    """`LEVELS` for a plan, with the factor of its margin among them, which it keeps, if that exceeds the first step."""
+    factor = 1.0 + (margin or 0.0)
+    return LEVELS if factor <= LEVELS[1] else tuple(sorted({*LEVELS, factor}))
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Room to grow of one server.

@@ -31,7 +31,7 @@ from packer.planning.shortfall import (
     weaker_words,
 )
 from packer.planning.unkept import NEAR, apart_words, cannot_words, more_parts, not_found_words, unreachable_words
-from packer.room import Room, holding
+from packer.room import LEVELS, Room, holding, reached
 from packer.solvers.candidates import beyond_measured
 from packer.times import HOUR_S
 from packer.words import counted, listed, money
@@ -67,6 +67,15 @@ def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
     """A sentence if chance breaks the limits of a plan in some fresh hours."""
     found, _ = job.kept.by_luck(plan.bins)
     return (chance_words(found, len(plan.workload)),) if found else ()
+
+
+def short_of_margin(plan: Plan) -> tuple[str, ...]:
+    """A sentence if further hours break the goal at less than the margin, with which the plan's hour keeps it."""
+    least, margin = min((room.headroom or 0.0 for room in plan.rooms), default=math.inf), plan.margin or 0.0
+    if not plan.verified or least >= 1.0 + margin or margin <= LEVELS[1] - 1.0:
+        return ()
+    said = f"Rates raised by {margin:.0%}, the margin, keep the goal in the hour that the plan was made for."
+    return (f"{said} In further hours it holds to {reached(least)}.",)
 
 
 def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from packer.planning.starving import PlannedHours
 from packer.planning.trial import Trial
 from packer.predictors.learned import TreePredictor
 from packer.profile import Profile
+from packer.room import levels_of
 from packer.search import fewest
 from packer.solvers.base import Clock, limit_of
 from packer.twin.engine.compile import is_compiled
@@ -85,7 +86,7 @@ class Frontier(Clock, Conditions):
         self.margin, self.confidence = self.margin_of(self.profile), None
         self.copies = self.max_replicas or MOST_REPLICAS
         self.replayed = self.workload.arrivals.trace is not None
-        self.hours = self.known or PlannedHours(self.seed, self.over)
+        self.hours = self.known or PlannedHours(self.seed, self.over, levels=levels_of(self.margin))
         self.raised = self.workload if self.replayed else self.hours.at(self.workload, 1.0 + self.margin)
         try:  # the fastest one; a profile without a shipped tree is searched with another profile's
             self.predictor = TreePredictor.for_profile(self.profile)

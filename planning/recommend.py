@@ -17,7 +17,7 @@ from packer.objectives.slo import Slo
 from packer.plan import Plan, Status
 from packer.planning.behind import fewer_behind_router
 from packer.planning.beyond import others_kept
-from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log
+from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log, short_of_margin
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, homeward, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
@@ -380,7 +380,7 @@ class Deployment:
         reasons += by_luck(self.job, plan) or (
             busy_words(self.job.kept, plan, self.max_gpus or math.inf) if plan.verified else ()
         )
-        reasons += of_log(self.job, plan)
+        reasons += (*short_of_margin(plan), *of_log(self.job, plan))
         reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from packer.bin import Bin
 from packer.plan import Plan
-from packer.room import LEVELS, Room
+from packer.room import Room
 from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS, headroom
@@ -45,9 +45,9 @@ def with_slots(
     def grown(item: Bin, known: float) -> float | None:
         """The headroom of the server; None if it is no more than `known`, or if the server may not be in the plan."""
         # More than `known` means at least the next level.
-        level = min(LEVELS.index(known) + 1, len(LEVELS) - 1)
+        level = min(hours.levels.index(known) + 1, len(hours.levels) - 1)
         growth = hours.growth(item, fleet)
-        return growth.reach(LEVELS[level - 1]) if growth.holds(level) and holds(item) else None
+        return growth.reach(hours.levels[level - 1]) if growth.holds(level) and holds(item) else None
 
     def rated(tried: list[Bin]) -> list[Score]:
         new = [item for item in dict.fromkeys(tried) if item not in reached and not hours.stop()]

@@ -24,7 +24,7 @@ from packer.predictors.twin import TwinPredictor
 from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.public import public
-from packer.room import Room
+from packer.room import Room, levels_of
 from packer.seeds import fresh
 from packer.solvers import by_model
 from packer.solvers.base import Problem, Solver, limit_of
@@ -227,7 +227,7 @@ class SolverTask:
     def propose(self) -> Plan | None:
         """The plan that the solver finds with the margin; None if it is infeasible."""
         self.first = self._found(self.problem, SEARCHED if self.verify else 1.0)
-        self.hours = Hours(self.problem.seed, self.over, self.first.limits)
+        self.hours = Hours(self.problem.seed, self.over, self.first.limits, levels_of(self.first.margin))
         return None if self.first.status is Status.INFEASIBLE else self.first
 
     def _found(self, problem: Problem, share: float = 1.0) -> Plan:

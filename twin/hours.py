@@ -77,12 +77,13 @@ class Hours:
     needed.
 
     `stop`: once it is true, no further simulation is started. `limits`: figures and their limits, to which the first
-    mark of `rooms` refers; empty: the limits of the adapters.
+    mark of `rooms` refers; empty: the limits of the adapters. `levels`: factors on the rates at which `rooms` looks.
     """
 
     seed: int = 0
     stop: Callable[[], bool] = lambda: False
     limits: Mapping[str, float] = field(default_factory=dict)
+    levels: Sequence[float] = LEVELS
     _stored: dict[Any, tuple[Workload, ServerHour]] = field(default_factory=dict)
     """With the fleet, so that no other fleet gets its id."""
     _broken: dict[Any, tuple[Workload, BrokenError]] = field(default_factory=dict)
@@ -193,7 +194,7 @@ class Hours:
         return found[1]
 
     def rooms(self, items: Sequence[Bin], fleet: Workload) -> tuple[Room, ...]:
-        """Return how far the rates of each server may grow, by bisection over `LEVELS`, and what limits it then. If
+        """Return how far the rates of each server may grow, by bisection over `levels`, and what limits it then. If
         stopped early, return the largest factors known to hold, or nothing if a server has none. A replayed trace is
         not scaled: the result is empty."""
         if fleet.arrivals.trace is not None:
@@ -202,7 +203,7 @@ class Hours:
         grown = list(dict.fromkeys(alike))  # equal servers have one
         # A plan has as few servers as possible: halfway to the load with one server fewer is a good guess.
         guess = math.sqrt(len(items) / max(0.25, len(items) - 1.0))
-        usual = Room(min(LEVELS, key=lambda level: abs(level - guess)))
+        usual = Room(min(self.levels, key=lambda level: abs(level - guess)))
         found = [usual]
         for k in range(0, len(grown), TOGETHER):  # neighbouring servers are often alike
             found += in_threads(partial(Growth.room, like=found[-1]), grown[k : k + TOGETHER], TOGETHER)
@@ -266,7 +267,7 @@ class Hours:
 
 @dataclass(eq=False)
 class Growth:
-    """How far the rates of a server may grow: the levels of `LEVELS` that were simulated."""
+    """How far the rates of a server may grow: the levels of `Hours.levels` that were simulated."""
 
     hours: Hours
     item: Bin
@@ -274,7 +275,7 @@ class Growth:
     workers: Workers
     _found: dict[int, bool] = field(default_factory=dict)  # Whether a level holds.
     _used: dict[tuple[int, int], float] = field(default_factory=dict)  # By level and seed.
-    _broken: tuple[int, Run | None] = (len(LEVELS), None)  # The lowest level that breaks the limits, and its run.
+    _broken: tuple[int, Run | None] = (len(LEVELS) + 1, None)  # The lowest level that breaks the limits, and its run.
 
     def holds(self, level: int) -> bool:
         """Whether `ServerHour.holds` is true in the given hour at a level, in each part."""
@@ -284,7 +285,7 @@ class Growth:
 
     def hour_holds(self, level: int, seed: int) -> bool:
         """Whether `ServerHour.holds` is true in an hour at a level, in each part."""
-        served = self.item.workload(self.hours.at(self.fleet, LEVELS[level]))
+        served = self.item.workload(self.hours.at(self.fleet, self.hours.levels[level]))
         run = self.workers.begin(partial(_run, self.item, served, seed)).result()
         holds, self._used[level, seed] = all(self.hours.holds(run)), run.slo_used
         if not holds and level < self._broken[0]:
@@ -299,13 +300,13 @@ class Growth:
 
     def reach(self, near: float | None) -> float | None:
         """Return the highest factor that holds, searched `near` another one first; None: no factor does."""
-        start, stop = 0 if near is None else LEVELS.index(near) + 1, self.hours.stop
+        start, stop = 0 if near is None else self.hours.levels.index(near) + 1, self.hours.stop
         # Searches for more slots have simulated some levels.
         good = max((level for level in self._found if self.holds(level)), default=-1)
-        bad = min((level for level in self._found if level > good), default=len(LEVELS))
+        bad = min((level for level in self._found if level > good), default=len(self.hours.levels))
         late = stop() and not self._found
         low = -1 if late else reach(self.holds, good + 1, bad - 1, start, stop=stop)[0]
-        return LEVELS[low] if low >= 0 else None
+        return self.hours.levels[low] if low >= 0 else None
 
     def room(self, like: Room) -> Room:
         """Return the headroom, and what limits the server first; `like`: room of a similar server."""
@@ -315,12 +316,13 @@ class Growth:
         """Return the room with the highest factor, up to its own, at which further hours hold, too: one hour if hours
         are alike, else `FRESH_HOURS`. Hours at the given rates are checked where the plan is made or
         evaluated."""
-        level = 0 if room.headroom is None else LEVELS.index(room.headroom)
+        levels = self.hours.levels
+        level = 0 if room.headroom is None else levels.index(room.headroom)
         # Each further hour begins at the level that the hours before it have kept.
         for seed in self._further():
             while level > 0 and not self.hours.stop() and not self.hour_holds(level, seed):
                 level -= 1
-        return room if room.headroom in (None, LEVELS[level]) else self._room(LEVELS[level])
+        return room if room.headroom in (None, levels[level]) else self._room(levels[level])
 
     def _further(self) -> list[int]:
         """Return the seeds of further hours: of one if hours are alike, else of `FRESH_HOURS`."""
@@ -351,7 +353,7 @@ class Growth:
         if sim is None:
             return Room(headroom)
         limit = limit_of(sim, help_)
-        growth = "" if level == 0 else f" at {LEVELS[level] - 1.0:+.0%}"
+        growth = "" if level == 0 else f" at {self.hours.levels[level] - 1.0:+.0%}"
         return Room(headroom, limit.name, limit.usage + growth, limit.advice)
 
 
