@@ -151,9 +151,9 @@ class Apart:
         group.servers, group.slots = (found, slots[found]) if found in slots else (0, group.slots)
 
     def _full(self, bins: Sequence[Bin]) -> Bin | None:
-        """The most loaded of the servers, with its best slots, if it keeps its limits."""
+        """The most loaded of the servers that have the most slots, with its best ones, if `Frontier.fullest` hold."""
         tried, used = self.job.fullest(bins)
-        return tried if used <= 1.0 and self.job.kept.holds_one(tried) else None
+        return tried[-1] if used <= 1.0 and all(map(self.job.kept.holds_one, tried)) else None
 
     def _most(self, group: Group) -> int:
         """The most servers that a group can use."""

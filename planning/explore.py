@@ -155,19 +155,19 @@ class Frontier(Clock, Conditions):
         fits = not self.spare and not self.replayed and self.kept.all_count
         return dealt_anew(self.kept, plans, hours, self.over, self.copies) if fits else None
 
-    def fullest(self, bins: Sequence[Bin]) -> tuple[Bin, float]:
-        """The most loaded server with its best slots, and the share of its limits that it uses in the first hour."""
-        first = self.kept.hours[:1]
-        most = max(bins, key=lambda item: item.offered_tok_s(self.workload))
-        made = with_best_slots(self.kept, [most], first, self.over)
-        return made[0], self.kept.used(made, first)[0]
+    def fullest(self, bins: Sequence[Bin]) -> tuple[list[Bin], float]:
+        """The most loaded server and, if that has a single adapter and thus one slot, the most loaded one with several,
+        with their best slots; and the largest share of their limits that they use in the first hour."""
+        first, falling = self.kept.hours[:1], sorted(bins, key=lambda item: -item.offered_tok_s(self.workload))
+        several = [item for item in falling if len(item.adapters) > 1]
+        most = [falling[0], *several[:1]] if len(falling[0].adapters) == 1 else falling[:1]
+        made = with_best_slots(self.kept, most, first, self.over)
+        return made, max(self.kept.used(made, first))
 
     def first(self, low: int, high: int, *, fresh: bool = False) -> int | None:
         """The fewest GPUs from `low` (in wide fleets: where even splits do) to `high` that keep the limits; or None.
-
         `fresh`: simulate the most loaded server of an even split in the next fresh hours. An hour that breaks it would
-        break the whole plan, so it is kept before the plan is made.
-        """
+        break the whole plan, so it is kept before the plan is made."""
         if self._wide(low) and high > 1 and self.kept.all_count:
             if low == 1 and self.at(1).holds:  # one server is no split
                 return 1
@@ -185,7 +185,7 @@ class Frontier(Clock, Conditions):
 
     def _first_even(self, low: int, high: int) -> int | None:
         held = self.kept.holds_one
-        return fewest(lambda n: any(held(self.fullest(bins)[0]) for bins in self._splits(n)), low, high, self.over)
+        return fewest(lambda n: any(all(map(held, self.fullest(b)[0])) for b in self._splits(n)), low, high, self.over)
 
     def _broken_at(self, n: int) -> Hour | None:
         """The hour of the next fresh set that breaks the most loaded server of an even split most, or None."""
@@ -193,8 +193,8 @@ class Frontier(Clock, Conditions):
         if bins is None or not self.kept.all_count or self.over():
             return None
         full, _ = self.fullest(bins)
-        broken = self.kept.broken_later([full], self.sets)
-        return self.kept.worst([full], broken) if broken else None
+        broken = self.kept.broken_later(full, self.sets)
+        return self.kept.worst(full, broken) if broken else None
 
     @property
     def number(self) -> int:
@@ -354,9 +354,9 @@ class Frontier(Clock, Conditions):
                     return
                 if self.kept.all_count and used > FAR:
                     lost = most
-                elif not self.kept.all_count or self.kept.holds_one(tried):
-                    self._slots = tried.max_loras
-                    yield with_most_slots(bins, tried.max_loras)
+                elif not self.kept.all_count or all(map(self.kept.holds_one, tried)):
+                    self._slots = tried[-1].max_loras
+                    yield with_most_slots(bins, self._slots)
 
     def _any_splits(self, n_gpus: int) -> Iterator[Sequence[Bin]]:
         """Splits that may keep the limits; if there are none, the most even one with the last good split's slots."""

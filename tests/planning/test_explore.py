@@ -324,7 +324,23 @@ def test_even_splits_of_a_fleet_some_of_whose_adapters_may_break_the_goal_are_ju
     found = job._first_even(2, 20)
     assert found is not None
     assert found > 2
-    assert job.kept.holds_one(job.fullest(next(job._splits(found)))[0])
+    assert all(map(job.kept.holds_one, job.fullest(next(job._splits(found)))[0]))
+
+
+def test_a_hot_adapter_on_a_server_of_its_own_does_not_speak_for_servers_of_several(server: Profile) -> None:
+    """It takes one slot, with which the others would wait for loads, and its steps are those of one adapter: with the
+    hottest one alone on the most loaded server, so few servers seemed enough that a plan was made for each number in
+    between, and every server of the splits began with one slot."""
+    rates = [6.0, *[0.5] * 30]
+    fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)]).held_to("mean_itl_ms=16")
+    job = Frontier(fleet, server)
+    found = job._first_even(2, 30)
+    assert found is not None
+    bins = next(job._splits(found))
+    full, _ = job.fullest(bins)
+    assert [len(item.adapters) > 1 for item in full] == [False, True]
+    assert all(map(job.kept.holds_one, full))
+    assert {item.max_loras for item in bins if len(item.adapters) > 1} != {1}
 
 
 def test_a_number_that_tells_whether_any_holds_has_no_point(server: Profile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,10 +96,10 @@ def test_only_more_even_splits_are_tried_after_one_that_breaks_by_far(
     fleet = Workload([Adapter(f"a{i}", 16, float(rate)) for i, rate in enumerate(rates)])
     job, least, looked = Frontier(fleet, server), 1.025 * fleet.offered_tok_s / 8, []
 
-    def fullest(bins: list[Bin]) -> tuple[Bin, float]:
+    def fullest(bins: list[Bin]) -> tuple[list[Bin], float]:
         most = max(bins, key=lambda item: item.offered_tok_s(fleet))
         looked.append(most.offered_tok_s(fleet))
-        return most, 0.5 if looked[-1] < least else 9.0
+        return [most], 0.5 if looked[-1] < least else 9.0
 
     monkeypatch.setattr(job, "fullest", fullest)
     monkeypatch.setattr(job.kept, "used", lambda bins, most: [0.5 for _ in bins])
