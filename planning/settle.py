@@ -10,7 +10,7 @@ import numpy as np
 from packer.bin import Bin, indices
 from packer.failover import with_slots_for_loss
 from packer.planning.kept import FAR_BEYOND, STARVING, Hour, KeptHours
-from packer.solvers.candidates import AWAY, candidates_of, neighbours
+from packer.solvers.candidates import AWAY, candidates_of, gains_cache, neighbours
 from packer.twin.memory.held import share_held
 from packer.twin.memory.policy import kv_cache_tokens
 from packer.workload import Workload
@@ -57,7 +57,7 @@ def with_best_slots(
 
     In the first hour, try more slots for servers that use > `tight` of their limits, the worst server first. If that
     one breaks its limits with any slots, the others keep theirs or (`alike`) take its number. Then servers that break
-    their limits in further hours are tuned on all hours.
+    their limits in further hours are tuned on all hours, unless the goal is lost in one of them with any slots.
     """
     best = [item.with_slots(likely_slots(kept.workload, item)) for item in bins]
     used = kept.used(best, hours[:1])
@@ -67,9 +67,16 @@ def with_best_slots(
         if least > 1.0:
             return with_most_slots(best, best[worst].max_loras) if alike else best
     best, used = _settled(kept, best, hours[:1], over, tight)
-    if len(hours) > 1 and not is_lost(kept, best, used):
+    if len(hours) > 1 and not is_lost(kept, best, used) and not _lost_later(kept, best, hours[1:]):
         best, _ = _settled(kept, best, hours, over, 1.0)
     return best
+
+
+def _lost_later(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour]) -> bool:
+    """Whether servers that can have no other slots lose the goal in one of these hours, if some adapters may be late:
+    plans that are made for each adapter are changed (`packer.planning.redeal`) with all their slots known."""
+    fixed = [] if kept.all_count else [each for each in bins if not (neighbours(each, AWAY) or gains_cache(each))]
+    return bool(fixed) and any(is_lost(kept, fixed, kept.used(fixed, [hour])) for hour in hours)
 
 
 def is_lost(kept: KeptHours, bins: Sequence[Bin], used: Sequence[float]) -> bool:

@@ -89,7 +89,6 @@ class Hours:
     _broken: dict[Any, tuple[Workload, BrokenError]] = field(default_factory=dict)
     """Hours that were ended because they broke their limits, with the fleet, too."""
     _sizes: dict[Any, int] = field(default_factory=dict)  # Requests of hours that keep their TTFT, the oldest first.
-
     _workers: Workers = field(default_factory=Workers)
     _ahead: dict[Any, tuple[Workload, Future[ServerHour | BrokenError]]] = field(default_factory=dict)
     """Hours that were begun before they are asked for, the oldest first; results do not depend on them."""

@@ -102,3 +102,23 @@ def test_a_proposal_that_makes_too_many_adapters_late_is_not_simulated_further(
     monkeypatch.setattr(kept, "hours", hours)
     Trial(kept, 0, lambda: False).go_on([held(server, 20), many, few])
     assert tried == [[20], [10, 5, 5]]
+
+
+@pytest.mark.parametrize("share", [0.9, 1.0])
+def test_a_proposal_that_loses_the_goal_with_any_slots_is_simulated_in_no_later_hour(
+    server: Profile, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Servers with a slot for each adapter have no other slots that help: once too many adapters are late in a further
+    hour, the others tell nothing. If each adapter must keep its limits, the proposal may be changed, and all do."""
+    fleet = Workload([Adapter(f"a{k}", 8, 0.1) for k in range(20)]).held_to(f"adapter_share={share}")
+    kept, hours = KeptHours(fleet, fleet, 0, Hours(0)), [Hour(fleet, seed) for seed in range(4)]
+    asked = set[Hour]()
+
+    def used(bins: Sequence[Bin], some: Sequence[Hour], *_: object) -> list[float]:
+        asked.update(some)
+        return [1.5 if hours[1] in some else 0.5] * len(bins)
+
+    monkeypatch.setattr(kept, "used", used)
+    monkeypatch.setattr(kept, "short_of_cache", lambda bins, _hour: [False] * len(bins))
+    settle.with_best_slots(kept, held(server, 5, 5, 5, 5), hours, lambda: False)
+    assert asked == set(hours[: 2 if share < 1.0 else 4])
