@@ -42,6 +42,12 @@ def cheapest(count: int, found: Callable[[int, int], T | None], cost: Callable[[
     return best[-1] or []
 
 
+def full(job: Frontier, bins: Sequence[Bin]) -> Bin | None:
+    """The last of `Frontier.fullest`, with its best slots, if they keep the limits, the first in all kept hours."""
+    made, used = job.fullest(bins)
+    return made[-1] if used <= 1.0 and job.kept.holds_one(made[0]) else None
+
+
 @dataclass(eq=False)
 class Group:
     """Adapters of similar ranks, as indices of the fleet with its parts.
@@ -141,19 +147,14 @@ class Apart:
         job, slots = self.job, {}
 
         def breaks(n: int) -> bool:
-            if (full := self._full(self._servers(group, n))) is not None:
-                slots[n] = full.max_loras
-            return full is None
+            if (loaded := full(job, self._servers(group, n))) is not None:
+                slots[n] = loaded.max_loras
+            return loaded is None
 
         low = near if group.servers else 1
         found = reach(breaks, low, len(group.members), near, stop=job.over)[1]
         group.whole = False
         group.servers, group.slots = (found, slots[found]) if found in slots else (0, group.slots)
-
-    def _full(self, bins: Sequence[Bin]) -> Bin | None:
-        """The most loaded of the servers that have the most slots, with its best ones, if `Frontier.fullest` hold."""
-        tried, used = self.job.fullest(bins)
-        return tried[-1] if used <= 1.0 and all(map(self.job.kept.holds_one, tried)) else None
 
     def _most(self, group: Group) -> int:
         """The most servers that a group can use."""

@@ -15,7 +15,7 @@ from packer import checks
 from packer.bin import Bin
 from packer.errors import IncompatibleError, ModelError
 from packer.plan import Plan
-from packer.planning.apart import Apart
+from packer.planning.apart import Apart, full
 from packer.planning.frontier import Conditions, FrontierPoint, point_of
 from packer.planning.kept import FAR_BEYOND, Hour, KeptHours
 from packer.planning.limits_apart import LimitsApart
@@ -184,17 +184,16 @@ class Frontier(Clock, Conditions):
         return chain(self._even(n), *(apart.on(n) for apart in self.apart))
 
     def _first_even(self, low: int, high: int) -> int | None:
-        held = self.kept.holds_one
-        return fewest(lambda n: any(all(map(held, self.fullest(b)[0])) for b in self._splits(n)), low, high, self.over)
+        return fewest(lambda n: any(full(self, bins) for bins in self._splits(n)), low, high, self.over)
 
     def _broken_at(self, n: int) -> Hour | None:
         """The hour of the next fresh set that breaks the most loaded server of an even split most, or None."""
         bins = next(self._splits(n), None)
         if bins is None or not self.kept.all_count or self.over():
             return None
-        full, _ = self.fullest(bins)
-        broken = self.kept.broken_later(full, self.sets)
-        return self.kept.worst(full, broken) if broken else None
+        loaded, _ = self.fullest(bins)
+        broken = self.kept.broken_later(loaded, self.sets)
+        return self.kept.worst(loaded, broken) if broken else None
 
     @property
     def number(self) -> int:
@@ -354,7 +353,7 @@ class Frontier(Clock, Conditions):
                     return
                 if self.kept.all_count and used > FAR:
                     lost = most
-                elif not self.kept.all_count or all(map(self.kept.holds_one, tried)):
+                elif not self.kept.all_count or full(self, bins):
                     self._slots = tried[-1].max_loras
                     yield with_most_slots(bins, self._slots)
 

@@ -11,7 +11,7 @@ import numpy as np
 from packer.arrays import IntArray, distinct
 from packer.bin import Bin
 from packer.memo import cached_property
-from packer.planning.apart import Apart, Group
+from packer.planning.apart import Apart, Group, full
 from packer.search import fewest
 from packer.solvers.base import limit_of
 from packer.workload import Workload
@@ -42,7 +42,7 @@ class LimitsApart(Apart):
             rest = np.setdiff1d(np.arange(len(each)), kept)
             if len(rest) > n - group.servers:
                 bins = self._even(rest, n - group.servers + 1)
-                if self._full(bins) is not None:
+                if full(self.job, bins) is not None:
                     yield [*bins, *self._even(kept, group.servers - 1)]
 
     def _fewer(self, group: Group) -> IntArray | None:
@@ -52,7 +52,7 @@ class LimitsApart(Apart):
             loads, n = self.fleet.offered_tok_s_by_adapter[group.members], group.servers - 1
             falling = group.members[np.argsort(-loads, kind="stable")]
             gone = fewest(
-                lambda gone: self._full(self._even(falling[gone:], n)) is not None, 1, len(falling) - n, self.job.over
+                lambda gone: bool(full(self.job, self._even(falling[gone:], n))), 1, len(falling) - n, self.job.over
             )
             self._on_fewer[key] = None if gone is None else falling[gone:]
         return self._on_fewer[key]
