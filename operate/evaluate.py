@@ -345,7 +345,7 @@ def _beyond(plan: Plan, changed: Changed, hours: Hours, seed: int, *, apart: boo
     found = kept.all(changed.bins, hour)
     if all(hour.holds[0] for hour in found):
         return 0.0
-    return beyond(found, fleet) or math.inf
+    return beyond(changed.bins, found, fleet) or math.inf
 
 
 def _shared(plan: Plan, changed: Changed) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from packer.bin import Bin
 from packer.twin.hours import FRESH_HOURS, ServerHour
 from packer.twin.per_adapter import FEW_CHANCE
 from packer.workload import Workload
@@ -14,15 +17,17 @@ HOURS = 12  # Maximum number of hours to examine. In all of them together one ad
 MOST = 2.0  # A server that uses more than this multiple of its limits does not break them by chance alone.
 
 
-def beyond(hours: Sequence[ServerHour], fleet: Workload) -> float:
-    """The number of adapters of a fleet that exceed their limits in an hour of all servers, infinite if a server uses
-    more than `MOST` of them. A server that exceeds limits without an adapter that does counts as `FEW_CHANCE` if only
-    adapters have limits: those with few requests may exceed them (`few_used`). Else the number is at least 1."""
+def beyond(bins: Sequence[Bin], hours: Sequence[ServerHour], fleet: Workload) -> float:
+    """The number of adapters of a fleet that exceed their limits in an hour of these servers, on whichever of theirs;
+    infinite if a server uses more than `MOST` of them. A server that exceeds limits without an adapter that does counts
+    as `FEW_CHANCE` if only adapters have limits: those with few requests may exceed them (`few_used`). Else the number
+    is at least 1."""
     if max((hour.used for hour in hours), default=0.0) > MOST:
         return math.inf
-    over = [int((hour.adapters.slo_used > 1.0).sum()) for hour in hours]
-    others = sum(hour.used > 1.0 and not number for hour, number in zip(hours, over, strict=True))
-    return sum(over) + FEW_CHANCE * others if fleet.slo.of_adapters else float(max(sum(over), others > 0))
+    late = [hour.adapters.slo_used > 1.0 for hour in hours]
+    over = {i for item, own in zip(bins, late, strict=True) for i in np.asarray(item.adapters)[own].tolist()}
+    others = sum(hour.used > 1.0 and not own.any() for hour, own in zip(hours, late, strict=True))
+    return len(over) + FEW_CHANCE * others if fleet.slo.of_adapters else float(max(len(over), others > 0))
 
 
 def looked_at(found: Sequence[float], adapters: int, further: Callable[[int, int], Sequence[float]]) -> list[float]:

@@ -352,7 +352,7 @@ class KeptHours:
         infinite if a server uses more than `MOST` of its limits or the sum exceeds `most`."""
         found = list[float]()
         for hour in hours:
-            judged: list[ServerHour] = []
+            judged, count = list[ServerHour](), 0.0
             breaking = self._breaking(bins, [hour]).get(hour)
             order = sorted(bins, key=lambda item: item is not breaking)  # the one that breaks first
             for k in range(0, len(bins), AT_ONCE):
@@ -361,9 +361,10 @@ class KeptHours:
                     if isinstance(each, BrokenError) or each.used > MOST:
                         return [*found, math.inf]
                     judged.append(each)
-                if sum(found) + beyond(judged, self.workload) > most:
+                count = beyond(order[: len(judged)], judged, self.workload)
+                if sum(found) + count > most:
                     return [*found, math.inf]
-            found.append(beyond(judged, self.workload))
+            found.append(count)
         return found
 
     def breaking(self, bins: Sequence[Bin], further: Sequence[Hour] = ()) -> int:

@@ -76,8 +76,8 @@ class Hours:
     """Hours of servers under a fleet (whole cycles of piecewise rates, all of a replayed trace), simulated when first
     needed.
 
-    `stop`: once it is true, no further simulation is started. `limits`: figures and their limits, to which the first
-    mark of `rooms` refers; empty: the limits of the adapters. `levels`: factors on the rates at which `rooms` looks.
+    `stop`: once it is true, no further simulation is started. `limits`: figures and their limits, which `rooms` keep;
+    empty: the limits of the adapters. `levels`: factors on the rates at which `rooms` looks.
     """
 
     seed: int = 0

@@ -34,6 +34,11 @@ from packer.twin.per_adapter import FEW_CHANCE
 from packer.workload import Workload
 
 
+def hour_of(used: float, by_adapter: list[float]) -> ServerHour:
+    """An hour of a server that uses so much of its limits, and for each adapter."""
+    return cast("ServerHour", SimpleNamespace(used=used, adapters=SimpleNamespace(slo_used=np.array(by_adapter))))
+
+
 @pytest.mark.parametrize(
     ("goal", "used", "over", "expected"),
     [
@@ -51,9 +56,17 @@ def test_servers_without_an_adapter_beyond_count_by_what_may_be_expected(
     """Where only adapters have limits, a server exceeds them without an adapter that does if those with few requests
     may: it counts as the number that may be expected. Other limits that are broken count as one adapter."""
     fleet = Workload([Adapter("a", 8, 1.0)]).held_to(goal)
-    columns = [np.array([1.1] * number + [0.4] * 3) for number in over]
-    hours = [SimpleNamespace(used=u, adapters=SimpleNamespace(slo_used=c)) for u, c in zip(used, columns, strict=True)]
-    assert beyond(cast("list[ServerHour]", hours), fleet) == pytest.approx(expected)
+    hours = [hour_of(u, [1.1] * number + [0.4] * 3) for u, number in zip(used, over, strict=True)]
+    bins = [SimpleNamespace(adapters=range(10 * k, 10 * k + 3 + number)) for k, number in enumerate(over)]
+    assert beyond(cast("list[Bin]", bins), hours, fleet) == pytest.approx(expected)
+
+
+def test_an_adapter_beyond_its_limits_on_two_servers_is_one() -> None:
+    """Numbers of adapters beyond their limits are compared with the number of adapters: replicas do not count twice."""
+    fleet = Workload([Adapter("hot", 8, 1.0), Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)])
+    bins = [SimpleNamespace(adapters=(0, 1)), SimpleNamespace(adapters=(0, 2))]
+    hours = [hour_of(1.3, [1.2, 0.5]), hour_of(1.3, [1.1, 1.3])]
+    assert beyond(cast("list[Bin]", bins), hours, fleet) == 2.0
 
 
 def test_hours_without_an_adapter_beyond_are_not_said_to_break_the_limits() -> None:
