@@ -69,6 +69,15 @@ def by_luck(job: Frontier, plan: Plan) -> tuple[str, ...]:
     return (chance_words(found, len(plan.workload)),) if found else ()
 
 
+def fewer_than_asked(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]:
+    """A sentence if a plan has fewer servers than `servers`, the least that was asked for, and what keeps it so."""
+    if len(plan.bins) >= servers or job.over():
+        return ()
+    why = "a replayed trace splits none" if job.replayed else f"--max-replicas {job.copies}"
+    most = counted(plan.n_gpus, "GPU")
+    return (f"--min-gpus asks for {servers * job.size} GPUs. The adapters take at most {most}: {why}.",)
+
+
 def short_of_margin(plan: Plan) -> tuple[str, ...]:
     """A sentence if further hours break the goal at less than the margin, with which the plan's hour keeps it."""
     least, margin = min((room.headroom or 0.0 for room in plan.rooms), default=math.inf), plan.margin or 0.0
@@ -107,6 +116,12 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
         "would help: a faster GPU, or a wider --slo."
         for limit, needed in list(needs(alone, NEAR))[:1]
     )
+
+
+def caveats(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]:
+    """What a plan of which at least so many servers were asked for does not give, and why; and what a log gets."""
+    own = fewer_than_asked(job, plan, servers)
+    return (*own, *short_of_margin(plan), *of_log(job, plan), *nearly_idle(job, plan))
 
 
 def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tuple[Plan, str]:

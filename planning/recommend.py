@@ -17,7 +17,7 @@ from packer.objectives.slo import Slo
 from packer.plan import Plan, Status
 from packer.planning.behind import fewer_behind_router
 from packer.planning.beyond import others_kept
-from packer.planning.explain import breaks_later, by_luck, finished, missed, nearly_idle, of_log, short_of_margin
+from packer.planning.explain import breaks_later, by_luck, caveats, finished, missed
 from packer.planning.explore import Frontier
 from packer.planning.follow import gpus_words, homeward, nearby, numbered, refitted, running
 from packer.planning.frontier import Conditions, FrontierPoint
@@ -75,7 +75,8 @@ def recommend(
         profile (`packer.twin.margin.rate_margin`).
     max_gpus, min_gpus
         GPUs at hand: if they do not suffice, the plan on them is infeasible and says how many would. Fewest GPUs of the
-        plan, for more room than the goal takes.
+        plan, for more room than the goal takes; where `max_replicas`, or a trace, which splits no adapter, leaves
+        fewer, the plan says so.
     verify
         Simulate the plan again in fresh hours: one, three if limits may break by chance, more for few or equal
         servers. If one breaks the goal by more than chance (`packer.planning.chance`), plan again with that hour
@@ -110,8 +111,9 @@ def recommend(
         progress=progress, stop=stop, time_limit_s=time_limit_s, log_hour=log_hour,
     )  # fmt: skip
     max_gpus = None if max_gpus is None else checks.integer("max_gpus", max_gpus, low=1)
-    fewest = 1 if min_gpus is None else checks.integer("min_gpus", min_gpus, low=1, high=max_gpus)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
+    most = min(at_hand, default=None)
+    fewest = 1 if min_gpus is None else checks.integer("min_gpus", min_gpus, low=1, high=most)
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
         raise IncompatibleError("Expected a running plan on servers of the one kind that is planned with.")
@@ -125,7 +127,7 @@ def recommend(
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
     starting(fleet, [kinds[0].profile])
-    job, most = Frontier(fleet, kinds[0].profile, **vars(asked)), min(at_hand, default=None)
+    job = Frontier(fleet, kinds[0].profile, **vars(asked))
     task = Deployment(job, most, old_bins, fewest=-(-fewest // job.size))
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
@@ -178,7 +180,7 @@ class Deployment:
         self.low = min(job.least() + job.spare, most)
         first = self._first(most)
         if first is not None and first < self.fewest:  # more room than the goal takes
-            if not (job.spare or job.replayed):
+            if not job.replayed:
                 self.widens, job.roomy = math.inf, self.fewest
                 job.split(first)
             most = most if bins else job.most(self.max_gpus)
@@ -380,8 +382,7 @@ class Deployment:
         reasons += by_luck(self.job, plan) or (
             busy_words(self.job.kept, plan, self.max_gpus or math.inf) if plan.verified else ()
         )
-        reasons += (*short_of_margin(plan), *of_log(self.job, plan))
-        reasons += (*nearly_idle(self.job, plan), *fewer_behind_router(self.job, plan))
+        reasons += (*caveats(self.job, plan, self.fewest), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
         return self._with_moves(plan)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import packer
-from packer import Adapter, Workload
+from packer import Adapter, RequestTrace, Workload
 from packer.errors import IncompatibleError, ValidationError
+from packer.gpu import GpuKind
 from packer.planning.explore import Frontier
 from packer.profile import Profile
 
@@ -55,11 +57,34 @@ def test_a_single_adapter_has_as_many_gpus_as_are_asked_for(server: Profile, ver
     assert (plan.n_gpus, plan.status.value) == (3, "feasible")
 
 
+def test_more_gpus_than_needed_share_a_hot_adapter_also_where_one_may_be_lost(server: Profile) -> None:
+    """A hot adapter was alone on one of more GPUs with a spare one, with less room than on fewer."""
+    fleet = Workload([Adapter(f"a{k}", 8, 38.0 / (k + 1) ** 2) for k in range(12)])
+    free = packer.recommend(fleet, server, spare=1)
+    more = packer.recommend(fleet, server, spare=1, min_gpus=free.n_gpus + 1)
+    assert (more.n_gpus, more.spare, more.verified) == (free.n_gpus + 1, 1, True)
+    least, now = (min(room.headroom or 0.0 for room in each.rooms) for each in (free, more))
+    assert now > 1.25 * least
+
+
+def test_a_plan_says_why_it_has_fewer_gpus_than_are_asked_for(server: Profile) -> None:
+    """Adapters that may not be split take no more GPUs than there are of them."""
+    fleet = Workload([Adapter("a", 8, 1.0)])
+    said = "--min-gpus asks for 3 GPUs. The adapters take at most 1 GPU:"
+    assert packer.recommend(fleet, server, min_gpus=3, max_replicas=1).reasons == (f"{said} --max-replicas 1.",)
+    each = np.zeros(1, np.int64)
+    replayed = fleet.replaying(RequestTrace(np.ones(1), each, each + 100, each + 100))
+    assert f"{said} a replayed trace splits none." in packer.recommend(replayed, server, min_gpus=3).reasons
+    assert not any("--min-gpus" in each for each in packer.recommend(fleet, server, min_gpus=3).reasons)
+
+
 def test_so_many_gpus_must_be_at_hand_and_of_one_kind(server: Profile) -> None:
     """More than there are, or several kinds of server, are refused."""
     fleet = Workload([Adapter("a", 8, 0.1)])
     with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
         packer.recommend(fleet, server, min_gpus=3, max_gpus=2)
+    with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
+        packer.recommend(fleet, GpuKind(server, available=2), min_gpus=3)
     other = replace(server, gpu=replace(server.gpu, name="other"))
     with pytest.raises(IncompatibleError, match=r"--min-gpus goes with one kind"):
         packer.recommend(fleet, [server, other], min_gpus=2)
