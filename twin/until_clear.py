@@ -109,10 +109,18 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         value = mean(name)
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
+    def good_share(sim: Run) -> float:
+        """Share of the load within its limits, by tokens of decided requests. Those that the end of the run cut off are
+        left out unless they pile up: by chance they are a percent of a short run, more than good plans differ by."""
+        kept, broke = sim.kept_requests
+        tokens = sim.raw.requests.input_tokens + sim.raw.requests.output_tokens
+        decided = float(tokens[kept | broke].sum())
+        share = float(tokens[kept].sum()) / decided if decided else 0.0
+        return share if sim.stable else min(share, sim.served_share)
+
     worst_ms = 0.0 if all(map(is_idle, simulations)) else mean("worst_adapter_ttft_ms")
-    # As for the throughput: the share of the load sent, times the offered load.
-    sent = [sim.sent_tokens / sim.duration_s for sim in simulations]
-    parts = [sim.goodput_tok_s / each for sim, each in zip(simulations, sent, strict=True) if each]
+    # As for the throughput: the share of the load, times the offered load.
+    parts = [good_share(sim) for sim in simulations if sim.sent_tokens]
     good = math.nan if not parts or math.isnan(mean("goodput_tok_s")) else float(np.mean(parts)) * offered
 
     return Evaluation(

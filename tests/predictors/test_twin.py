@@ -94,6 +94,14 @@ def test_clear_cases_are_short(small: Profile) -> None:
     assert (calm.runs, calm.duration_s < DURATION_S) == (1, True)
 
 
+@pytest.mark.parametrize(("rate", "share"), [(0.1, 1.0), (60.0, 0.0)])
+def test_goodput_leaves_out_what_the_end_of_a_run_cuts_off(small: Profile, rate: float, share: float) -> None:
+    """A server that answers every request in time has its load as goodput, however short its simulation, so that chance
+    at its end ranks no plans; requests that pile up count as late."""
+    found = evaluate_until_clear(_fleet(rate), small, Settings(12, 8)).evaluation
+    assert found.goodput_tok_s / found.offered_tok_s == pytest.approx(share, abs=0.001)
+
+
 @pytest.mark.usefixtures("whole_hours")
 @pytest.mark.parametrize("seed", range(4))
 def test_the_limits_are_judged_by_the_hour_of_a_simulation(seed: int) -> None:
