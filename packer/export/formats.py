@@ -109,7 +109,7 @@ def export_plan(
     from packer.export.kubernetes import check_pods
     from packer.export.makers import check_image
     from packer.export.nodes import short_name
-    from packer.export.servers import Options, servers
+    from packer.export.servers import Options, check_models, servers
 
     if format_name not in FORMATS:
         raise UnknownNameError("export format", format_name, FORMATS)
@@ -125,6 +125,7 @@ def export_plan(
         raise UnknownNameError("GPU of --node-label", unused[0], gpus)
     if kind.engine is not None:
         _check_engine(plan, format_name)
+        check_models(found, chosen)
     if ":" in chosen.adapters_dir and (chosen.adapters_claim or format_name == "compose"):
         rule = "Expected a folder of adapters without a colon, as neither Kubernetes nor Docker mounts one with it"
         raise ValidationError(f"{rule}, got {shown(chosen.adapters_dir)}.")
@@ -154,11 +155,12 @@ def start_commands(plan: Plan) -> list[str]:
     from shlex import join
 
     from packer.export.hosts import sglang_command
-    from packer.export.servers import ExportedServer, Options, servers
+    from packer.export.servers import ExportedServer, Options, check_models, servers
 
     commands = {"vllm": ExportedServer.command, "sglang": sglang_command}
     options, found = Options(), []
-    for server in servers(plan, options):
+    check_models(started := servers(plan, options), options)
+    for server in started:
         engine = server.bin.profile.engine.name.lower()
         if engine not in commands:
             raise UnknownNameError("engine", engine, commands)

@@ -56,9 +56,9 @@ def _check_names(server: ExportedServer) -> None:
     """Raise `IncompatibleError` if a name is not safe in KServe's shell, or two names map to one folder of KServe."""
     names = [item.name for item in server.modules]
     for name in names:
-        if not _SAFE.fullmatch(name) or name == server.model:
+        if not _SAFE.fullmatch(name):
             rule = "Expected names of adapters that KServe's start script keeps, of letters, digits and ._/:@+-,"
-            raise IncompatibleError(f"{rule} other than the base model's, got {shown(name)}.")
+            raise IncompatibleError(f"{rule} got {shown(name)}.")
     for item in server.modules:
         if parsed(item.source)[0] == "path" and quoting.dns_name(item.name) != item.name:
             raise IncompatibleError(

@@ -180,8 +180,8 @@ class ExportedServer:
 def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[ExportedServer, ...]:
     """The servers of a plan. `numbers`: numbers of the servers in names, addresses and ports; None: from 0.
 
-    Raises `IncompatibleError`: the plan has no servers or unplaced adapters, the base model or its weights are
-    ambiguous, or no node label is known for a GPU; `ValidationError`: an adapter has no source although a table was
+    Raises `IncompatibleError`: the plan has no servers or unplaced adapters, the base model is ambiguous, or
+    no node label is known for a GPU; `ValidationError`: an adapter has no source although a table was
     given, the model can't be named on a command line, or an address is invalid.
     """
     if not plan.bins or plan.unplaced:
@@ -217,8 +217,6 @@ def _sources(plan: Plan, options: Options) -> dict[str, str]:
 def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[str, str]) -> ExportedServer:
     profile = item.profile
     model = options.model or profile.model.repository or profile.model.name
-    if options.model is None and (wanted := profile.provenance.get(WEIGHTS)):
-        raise IncompatibleError(f"The plan is for weights in {wanted}: --model names the repository that has them.")
     if not model.strip() or model.startswith("-") or not model.isprintable():
         raise ValidationError(f"Expected the base model to be a path or repository, got {shown(model)}.")
     names = plan.workload.names
@@ -237,6 +235,17 @@ def _server(plan: Plan, item: Bin, index: int, options: Options, paths: Mapping[
         options.image or f"vllm/vllm-openai:{tag}", item, plan.workload.n_loras, modules, plain,
         node_labels(profile.gpu.name, len({each.profile.gpu.name for each in plan.bins}), options.node_labels),
     )  # fmt: skip
+
+
+def check_models(all_servers: tuple[ExportedServer, ...], options: Options) -> None:
+    """Raise `IncompatibleError` if a base model has other weights than those planned for, or an adapter's name."""
+    for server in all_servers:
+        profile = server.bin.profile
+        if options.model is None and (wanted := profile.provenance.get(WEIGHTS)):
+            raise IncompatibleError(f"The plan is for weights in {wanted}: --model names the repository that has them.")
+        if profile.engine.name.lower() == "vllm" and server.model in {item.name for item in server.modules}:
+            rule = "Expected names of adapters other than the base model's, which vLLM answers without an adapter,"
+            raise IncompatibleError(f"{rule} got {shown(server.model)}: rename it in the fleet, or give it rank 0.")
 
 
 def host_port(index: int, options: Options) -> int:

@@ -70,6 +70,8 @@ def test_weights_of_another_repository_are_named(toy_plan: Callable[..., Plan]) 
     with pytest.raises(IncompatibleError, match="weights in awq, not those of acme/toy-7b: --model"):
         export_plan(plan, "vllm")
     assert "acme/toy-7b-awq" in export_plan(plan, "vllm", Options(model="acme/toy-7b-awq"))["args.json"]
+    for routes in ("routing", "litellm", "gateway-api", "grafana"):  # these start nothing and take no --model
+        assert export_plan(plan, routes)
 
 
 def test_block_sizes_are_vllms(toy_plan: Callable[..., Plan]) -> None:
@@ -141,6 +143,14 @@ def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan])
     assert [(name, table[name][0]["server"]) for name in ("base", "chat", "plain")] == [
         ("base", "gpu-0"), ("chat", "gpu-0"), ("plain", "gpu-1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["vllm", "k8s", "kserve"])
+def test_an_adapter_has_another_name_than_the_base_model(toy_plan: Callable[..., Plan], name: str) -> None:
+    """A request by the name of both would be answered by the base model (vLLM 0.8.5), so such a plan is refused."""
+    plan = toy_plan(("chat", "acme/toy-7b"), gpus=1)
+    with pytest.raises(IncompatibleError, match="other than the base model's.*'acme/toy-7b'"):
+        export_plan(plan, name, Options(adapters_claim="adapters"))
 
 
 @pytest.mark.parametrize("name", ["aibrix", "kserve", "dynamo"])
