@@ -134,6 +134,10 @@ def _say(plan: Plan, target: Exported, out: Writing) -> None:
     if split and kind.by_load:
         text = f"{target.format_name} splits the {counted(len(split), 'adapter')} on several servers by load,"
         out.note(f"{text} not by the planned shares: packer evaluate PLAN --router most-idle simulates that")
+    gpus = list(dict.fromkeys(each.profile.gpu.name for each in plan.bins))
+    if kind.where.startswith("hosts:") and len(gpus) > 1:
+        text = f"{target.format_name} numbers GPUs in the order of the servers, whatever their kind"
+        out.note(f"{text} ({', '.join(gpus)}): start each server on a host of its kind")
     plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
     models = {plan.bins[k].profile.model for k in plain}
     if kind.by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):

@@ -238,6 +238,21 @@ def test_shares_that_a_stack_does_not_keep_are_named(
     assert ("--router most-idle" in err) is told
 
 
+@pytest.mark.parametrize(("name", "said"), [("vllm", True), ("compose", True), ("routing", False)])
+def test_gpus_of_several_kinds_are_numbered_together(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, name: str, *, said: bool
+) -> None:
+    """A script for one host can't tell which of its GPUs is of which kind: the command says so."""
+    plan, path = toy_plan(("a", "b"), gpus=2), tmp_path / "plan.json"
+    first, second = plan.bins
+    other = dataclasses.replace(
+        second.profile, name="other", gpu=dataclasses.replace(second.profile.gpu, name="NVIDIA L4")
+    )
+    dataclasses.replace(plan, bins=(first, dataclasses.replace(second, profile=other)), versions={}).save(path)
+    assert run(["export", str(path), "--format", name, "--json"]) == 0
+    assert ("start each server on a host of its kind" in capsys.readouterr().err) == said
+
+
 @pytest.mark.parametrize(("gpus", "told"), [(2, True), (1, False)])
 def test_requests_to_the_base_model_go_to_all_servers_of_a_stack(
     toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, gpus: int, told: bool

@@ -149,7 +149,7 @@ def test_base_requests_are_served_beside_adapters(toy_plan: Callable[..., Plan])
 def test_an_adapter_has_another_name_than_the_base_model(toy_plan: Callable[..., Plan], name: str) -> None:
     """A request by the name of both would be answered by the base model (vLLM 0.8.5), so such a plan is refused."""
     plan = toy_plan(("chat", "acme/toy-7b"), gpus=1)
-    with pytest.raises(IncompatibleError, match="other than the base model's.*'acme/toy-7b'"):
+    with pytest.raises(IncompatibleError, match=r"other than the base model's.*'acme/toy-7b'"):
         export_plan(plan, name, Options(adapters_claim="adapters"))
 
 
