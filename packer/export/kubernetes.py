@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from packer.errors import IncompatibleError, ValidationError, shown
 from packer.export import templates
+from packer.export.nodes import short_name
 from packer.export.servers import ExportedServer, Options
 from packer.export.sources import parsed
 
@@ -46,8 +47,9 @@ GATED = ("meta-llama/", "google/gemma")  # Prefixes of repositories that Hugging
 
 
 def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
-    """Raise `IncompatibleError` if an adapter's path is on no volume, or if a gated model has no token. The message
-    lists everything that is missing. Otherwise the pod would be scheduled, take a GPU and fail."""
+    """Raise `IncompatibleError` if an adapter's path is on no volume, a gated model has no token, or no node label is
+    known for one of several kinds of GPU. The message lists everything that is missing. Otherwise the pod would be
+    scheduled, take a GPU and fail."""
     paths = [
         (item.name, path)
         for server in servers
@@ -72,5 +74,10 @@ def check_pods(servers: tuple[ExportedServer, ...], options: Options) -> None:
     if gated and not options.token_secret:
         said = f"{gated[0]} is downloaded only with a Hugging Face token: give --token-secret,"
         missing.append(f"{said} the Secret whose key 'token' holds it, or --model with a copy that needs none.")
+    kinds = {server.bin.profile.gpu.name: server for server in servers}
+    for gpu, server in kinds.items() if len(kinds) > 1 else ():
+        if not server.nodes:
+            rule = f"The plan has {len(kinds)} kinds of GPU, and no node label is known for {shown(gpu)}:"
+            missing.append(f"{rule} give --node-label {short_name(gpu)}:KEY=VALUE.")
     if missing:
         raise IncompatibleError(" ".join(missing))

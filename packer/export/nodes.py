@@ -40,20 +40,16 @@ def parse_labels(texts: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def node_labels(gpu: str, kinds: int, given: Mapping[str, tuple[str, str]]) -> dict[str, list[str]]:
-    """Key of a label → values, of which a node must have one to run a server on this kind of GPU. Empty: any node.
+    """Key of a label → values, of which a node must have one to run a server on this kind of GPU. Empty: any node, or
+    no label is known for the kind, which formats with nodes refuse (`packer.export.kubernetes.check_pods`).
 
     `kinds`: number of kinds of GPU in the plan; a plan with one kind needs no label.
     `given`: labels from the user (`parse_labels`), which replace the known label.
-    Raises `IncompatibleError`: the plan has several kinds, and no label is known for this kind.
     """
     if own := given.get(short_name(gpu)) or given.get(""):
         return {own[0]: [own[1]]}
-    if kinds < 2:
-        return {}
-    if gpu not in KINDS:
-        rule = f"The plan has {kinds} kinds of GPU, and no node label is known for {shown(gpu)}:"
-        raise IncompatibleError(f"{rule} give --node-label {short_name(gpu)}:KEY=VALUE.")
-    return {KINDS[gpu]["key"]: list(KINDS[gpu]["values"])}
+    known = KINDS.get(gpu) if kinds > 1 else None
+    return {} if known is None else {known["key"]: list(known["values"])}
 
 
 def ray_accelerator(gpu: str) -> str:

@@ -21,7 +21,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
     def requested(server: ExportedServer, name: str) -> str:
         return server.name if any(item.name == name for item in server.base) else f"{server.name}:{name}"
 
-    found = []
+    found, several = [], len({server.bin.profile.gpu.name for server in servers}) > 1
     for server in servers:
         switches = server.bin.profile.engine.switches
         settings = {name: value for name, value in server.settings().items() if name[3:] not in switches}
@@ -33,7 +33,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
         gpu = server.bin.profile.gpu.name
         if server.maker is GAUDI:
             raise IncompatibleError(f"Ray Serve LLM reserves GPUs, which {gpu} is not to Ray: use --format k8s.")
-        accelerator = ray_accelerator(gpu) if server.nodes else None
+        accelerator = ray_accelerator(gpu) if several else None
         found.append((server, arguments, _folder(server) if server.modules else None, accelerator))
     names = {
         "profiles": {server.name: server.bin.profile.label for server in servers},

@@ -180,9 +180,9 @@ class ExportedServer:
 def servers(plan: Plan, options: Options, numbers: Sequence[int] | None = None) -> tuple[ExportedServer, ...]:
     """The servers of a plan. `numbers`: numbers of the servers in names, addresses and ports; None: from 0.
 
-    Raises `IncompatibleError`: the plan has no servers or unplaced adapters, the base model is ambiguous, or
-    no node label is known for a GPU; `ValidationError`: an adapter has no source although a table was
-    given, the model can't be named on a command line, or an address is invalid.
+    Raises `IncompatibleError`: the plan has no servers or unplaced adapters, or the base model is ambiguous;
+    `ValidationError`: an adapter has no source although a table was given, the model can't be named on a command line,
+    or an address is invalid.
     """
     if not plan.bins or plan.unplaced:
         why = f" {plan.reasons[0]}" if plan.reasons else ""

@@ -97,6 +97,8 @@ def test_one_kind_takes_any_node(toy_plan: Callable[..., Plan]) -> None:
     assert export_plan(plan, "k8s", labelled)["packer.yaml"].count("gke-accelerator") == 2
     with pytest.raises(IncompatibleError, match="--node-label mine:KEY=VALUE"):
         export_plan(of_kinds(plan, "NVIDIA L4", "mine"), "k8s", options)
+    for name in ("vllm", "routing", "grafana"):  # these have no nodes, and refuse --node-label
+        assert export_plan(of_kinds(plan, "NVIDIA L4", "mine"), name)
     with pytest.raises(UnknownNameError, match="mean 'toy-gpu'"):
         export_plan(plan, "k8s", replace(options, node_labels=parse_labels(["toy:pool=large"])))
 
