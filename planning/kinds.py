@@ -25,6 +25,7 @@ from packer.planning.kept import KeptHours
 from packer.planning.loop import completed, judged, planned
 from packer.planning.recommend import Deployment
 from packer.planning.replicas import Replicas
+from packer.planning.settle import with_best_slots
 from packer.planning.solve import solve
 from packer.profile import Profile, labelled
 from packer.solvers.base import limit_of
@@ -35,6 +36,7 @@ from packer.twin.memory.starts import starting
 from packer.words import counted, listed, money
 from packer.workload import Workload
 
+TRIES = 6  # Servers of a mix that are tried to leave it, and others that are tried to take the adapters of each.
 _MIXED_S = 10.0  # Work of a search for a mix, s; with a time limit, the most that it takes of it.
 
 
@@ -242,10 +244,40 @@ class Mix(Deployment):
         job.kept = KeptHours(job.workload, job.raised, job.seed, job.hours, job.kept.others)
 
     def judge(self, plan: Plan, number: int) -> Plan:
-        """Verify the mix in the hours in which plans must keep the limits, and in fresh hours."""
+        """Verify the mix in the hours in which plans must keep the limits, and in fresh hours. Servers without which
+        the others keep the goal, too, leave it: the search places the parts of adapters that are hot for some kind."""
+        if not self._keeps(plan.bins, number):
+            return replace(plan, verified=False)
+        bins: Sequence[Bin] = plan.bins
+        while (fewer := next((each for each in self._fewer(bins) if self._keeps(each, number)), None)) is not None:
+            bins = fewer
+        self._raise_rates(bins)
+        return replace(plan if bins == plan.bins else self.put(bins), verified=True)
+
+    def _keeps(self, bins: Sequence[Bin], number: int) -> bool:
         kept = self.job.kept
-        holds = kept.holds(plan.bins, self.job.spare) and not kept.broken_later(plan.bins, number)
-        return replace(plan, verified=holds)
+        return kept.holds(bins, self.job.spare) and not kept.broken_later(bins, number)
+
+    def _fewer(self, bins: Sequence[Bin]) -> Iterator[Sequence[Bin]]:
+        """Yield mixes on one server less: one of those with least load gives its adapters to one of those that hold
+        most more, by the share of their limits that they use. If that one then breaks its limits, others take part."""
+        if len(bins) < 3:  # one kind would be left
+            return
+        job, used = self.job, self.job.kept.used(bins, self.job.kept.hours[:1])
+        load = [item.offered_tok_s(self.workload) for item in bins]
+        room = [each / max(share, 1e-3) - each for each, share in zip(load, used, strict=True)]
+        for k in sorted(range(len(bins)), key=load.__getitem__)[:TRIES]:
+            left = sorted((j for j in range(len(bins)) if j != k), key=lambda j: -room[j])
+            for j in left[:TRIES] if len(_kinds([bins[j] for j in left])) > 1 else ():
+                if job.over():
+                    return
+                both, others = _together(bins[j], bins[k]), [bins[n] for n in left if n != j]
+                self._raise_rates([both, *others])
+                made = [*with_best_slots(job.kept, [both], job.kept.hours, job.over), *others]
+                if job.kept.holds_one(made[0]):
+                    yield made
+                elif (mended := job.mended([made])) is not None:
+                    yield mended
 
     def look_around(self, _plan: Plan | None = None) -> None:
         """Do nothing: no points are made besides a mix."""
@@ -259,6 +291,15 @@ class Mix(Deployment):
         plan = super().explain(plan)
         own = [self.margins[item.profile] for item in plan.bins if item.profile in self.margins]
         return plan if plan.margin is None else replace(plan, margin=max(own, default=plan.margin))
+
+
+def _together(item: Bin, other: Bin) -> Bin:
+    """A server with the adapters of another one, too."""
+    shares = dict(zip(item.adapters, item.shares, strict=True))
+    for i, share in zip(other.adapters, other.shares, strict=True):
+        shares[i] = min(1.0, shares.get(i, 0.0) + share)
+    settings = item.profile.settings(item.max_loras, max(item.max_lora_rank, other.max_lora_rank))
+    return replace(item, adapters=tuple(shares), shares=tuple(shares.values()), settings=settings)
 
 
 def _merged(

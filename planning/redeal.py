@@ -79,8 +79,9 @@ def _near(kept: KeptHours, bins: Sequence[Bin], hours: Sequence[Hour]) -> list[f
 
 
 def _alike(one: Bin, other: Bin) -> bool:
-    """Whether each server can hold the other's adapters: equal slot ranks, and no split adapters."""
-    return one.max_lora_rank == other.max_lora_rank and not (one.is_split or other.is_split)
+    """Whether each server can hold the other's adapters: one kind, equal slot ranks, and no split adapters."""
+    same = one.profile == other.profile and one.max_lora_rank == other.max_lora_rank
+    return same and not (one.is_split or other.is_split)
 
 
 def _dealt(kept: KeptHours, pair: tuple[Bin, Bin], rng: np.random.Generator) -> list[Bin]:

@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from packer.adapter import Adapter
@@ -29,6 +30,7 @@ from packer.planning.solve import solve
 from packer.profile import Profile
 from packer.progress import silent
 from packer.room import Room
+from packer.testing.analytic import small_profile
 from packer.twin.margin import MIXED
 from packer.twin.simulate import simulate
 from packer.workload import Workload
@@ -231,6 +233,25 @@ def test_a_mix_is_taken_that_holds_now_and_in_a_fresh_hour(
     found = judged(kinds.Mix(cast("Any", job), profiles=[first.profile, other.profile]))
     assert found is not None
     assert found.verified == (holds and not broken)
+
+
+def test_servers_without_which_a_mix_keeps_the_goal_leave_it() -> None:
+    """A search that places parts of hot adapters may leave servers with little to do: others take their adapters."""
+    small = small_profile()
+    dear, cheap = (replace(priced(small, price), name=name) for name, price in (("dear", 3.0), ("cheap", 1.0)))
+    own = Workload([Adapter(f"a{i}", 8, 0.3) for i in range(9)], name="own")
+    made = [(dear, (0, 1, 2, 3), 0.5), (dear, (4, 5, 6, 7, 8), 1.0), (cheap, (0, 1), 0.5), (cheap, (2, 3), 0.5)]
+    bins = [Bin(a, kind.settings(len(a), 8), kind, (share,) * len(a)) for kind, a, share in made]
+    job = Frontier(own, dear, margin=0.0)
+    mix = kinds.Mix(job, profiles=[dear, cheap], margins={dear: 0.0, cheap: 0.0})
+    found = mix.judge(mix.put(bins), 0)
+    assert found.verified
+    assert (found.n_gpus, found.price_per_hour) == (2, 4.0)
+    shares = np.zeros(9)
+    for item in found.bins:
+        shares[list(item.adapters)] += item.shares
+    assert shares == pytest.approx(1.0)
+    assert mix.judge(mix.put(found.bins), 0).bins == found.bins, "a mix has servers of two kinds"
 
 
 def test_mixes_are_searched_for_throughput_then_within_the_goal(

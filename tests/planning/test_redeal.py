@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,17 @@ def test_a_server_that_breaks_its_limits_deals_with_another_one(server: Profile)
     assert max(loads) < 1.2 * min(loads)
     assert all(item.max_loras == len(item.adapters) for item in made)
     assert dealt_anew(kept, [bins], hours, lambda: False) == made
+
+
+def test_servers_keep_their_kind_when_adapters_are_dealt_anew(server: Profile) -> None:
+    """Two servers of unlike kinds do not pool their adapters, of which each would get half: one gives some away."""
+    fleet, bins = _plan(server, 3, 8)
+    kinds = [replace(server, name=name) for name in ("broken", "a", "b")]
+    bins = [replace(item, profile=kind) for item, kind in zip(bins, kinds, strict=True)]
+    pair = {int(fleet.rates[:8].argmax()), int(fleet.rates[:8].argmin())}
+    made = dealt_anew(_hours(fleet, pair), [bins], [(fleet, 1)], lambda: False)
+    assert made is not None
+    assert [item.profile for item in made] == kinds
 
 
 def test_the_plan_with_the_fewest_such_servers_is_dealt_anew(server: Profile) -> None:
