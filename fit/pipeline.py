@@ -73,7 +73,8 @@ def micro_profile(base: Profile, profiling: Profiling) -> Profile:
     if profiling.kv_capacity:
         memory = fit_memory(profiling.kv_capacity, base.model, base.engine)
     if profiling.loading:
-        loading = replace(fit_loading(profiling.loading), cold_start=base.loading.cold_start)
+        timed = fit_loading(profiling.loading)
+        loading = replace(timed, cold_start=loading.cold_start, spares_batch=loading.spares_batch)
     equations = step_law.micro_equations(profiling, base.engine, base.latency)
     latency, note = base.latency, ""
     if len(equations.step_ms):

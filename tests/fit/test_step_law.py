@@ -146,3 +146,12 @@ def test_what_was_not_measured_stays_as_in_the_base() -> None:
     assert found.provenance["prior"] == f"{LLAMA}, for what measurements leave open"
     assert found.calibrated
     assert not micro_profile(replace(base, calibrated=False), measured).calibrated
+
+
+def test_measured_loads_keep_how_the_engine_evicts() -> None:
+    """A table of loading times says nothing of cold starts, or of whether loads spare the batch, as SGLang's do."""
+    sglang = estimate_profile("meta-llama/Llama-3.1-8B-Instruct", "h100-80gb", engine_name="sglang")
+    row = Row(0, {"adapter_rank": "8", "gpu_load_mean_ms": "5", "disk_load_mean_ms": "50"})
+    found = micro_profile(sglang, Profiling(loading=(row,))).loading
+    assert (found.host_base_ms, found.disk_base_ms) == (5.0, 50.0)
+    assert (found.cold_start, found.spares_batch) == (sglang.loading.cold_start, True)
