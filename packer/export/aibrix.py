@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from packer.errors import ValidationError, shown
 from packer.export import kubernetes, quoting, templates
-from packer.export.servers import ExportedServer, Options, base_by_its_name, routes
+from packer.export.servers import MANAGED, ExportedServer, Options, base_by_its_name, routes
 from packer.export.sources import address
 
 _NAME, _PORT, _ENABLED = "model.aibrix.ai/name", "model.aibrix.ai/port", "adapter.model.aibrix.ai/enabled"
@@ -47,7 +47,7 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             annotations["packer/shares"] = quoting.json_text(shares)
             key = f"packer/{quoting.dns_name('-'.join(shares))}"
             sets[key], selected = shares, {key: "true"}
-        own = {_NAME: resource(name), _PORT: str(first.port)}
+        own = {_NAME: resource(name), _PORT: str(first.port), **MANAGED}
         adapters.append((own, annotations, base, {_NAME: base} | selected, _artifact(name, sources[name])))
     return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),

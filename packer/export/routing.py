@@ -7,7 +7,7 @@ from collections import Counter
 
 from packer.errors import IncompatibleError, shown
 from packer.export import quoting, templates
-from packer.export.servers import ExportedServer, Options, routes
+from packer.export.servers import MANAGED, ExportedServer, Options, routes
 
 VERSION = 1
 MOST_RULES = 16  # Most rules of an HTTPRoute, and backends of a rule (gateway-api v1.2 to v1.6, httproute_types.go).
@@ -72,7 +72,7 @@ def gateway_api(servers: Servers, options: Options) -> dict[str, str]:
         rule = f"Expected an adapter on at most {MOST_RULES} servers, all that a rule of an HTTPRoute takes"
         raise IncompatibleError(f"{rule}, got {shown(key)} on {most}: use nginx, envoy or litellm.")
     groups = [rules[k : k + MOST_RULES] for k in range(0, len(rules), MOST_RULES)]
-    return {"httproutes.yaml": templates.render("httproutes.yaml", groups=groups, options=options)}
+    return {"httproutes.yaml": templates.render("httproutes.yaml", groups=groups, options=options, managed=MANAGED)}
 
 
 def litellm(servers: Servers, options: Options) -> dict[str, str]:

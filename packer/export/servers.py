@@ -27,6 +27,7 @@ _ALWAYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "gpu_memor
 _NOT_DEFAULT = {"tensor_parallel_size": 1, "data_parallel_size": 1, "block_size": 16}
 """Engine settings that always become flags, and settings that do so only if they differ from vLLM's default."""
 _LAST_PORT = 65_535
+MANAGED = {"app.kubernetes.io/managed-by": "packer"}  # Label of every exported object, by which former ones are found.
 
 
 def engine_flags(engine: EngineSpec) -> dict[str, object]:
@@ -137,8 +138,7 @@ class ExportedServer:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of the server's Kubernetes resources, unique among the plan's servers."""
-        labels = {"name": "vllm", "managed-by": "packer", "instance": self.name}
-        return {f"app.kubernetes.io/{key}": value for key, value in labels.items()}
+        return {"app.kubernetes.io/name": "vllm", **MANAGED, "app.kubernetes.io/instance": self.name}
 
     def settings(self) -> dict[str, object]:
         """vLLM's flags by name, without `--lora-modules`."""

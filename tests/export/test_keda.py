@@ -15,7 +15,8 @@ def test_a_server_that_is_off_at_night_has_a_trigger() -> None:
         {"gpu-0": [(0.0, 86400.0)], "gpu-1": [(8 * 3600.0, 20 * 3600.0)]}, startup_s=130.0, namespace="ml"
     )
     (found,) = yaml.safe_load_all(text)
-    assert found["metadata"] == {"name": "gpu-1", "namespace": "ml"}
+    labels = {"app.kubernetes.io/managed-by": "packer"}
+    assert found["metadata"] == {"name": "gpu-1", "namespace": "ml", "labels": labels}
     assert found["spec"]["scaleTargetRef"] == {"name": "gpu-1"}
     (trigger,) = found["spec"]["triggers"]
     assert trigger["metadata"] == {

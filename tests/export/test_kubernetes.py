@@ -37,6 +37,16 @@ def test_every_document_is_valid(hostile_plan: Plan, options: Options) -> None:
     assert names == {(kind, f"gpu-{gpu}") for kind in KINDS for gpu in range(3)}
 
 
+@pytest.mark.parametrize("name", ["k8s", "helm", "aibrix", "llm-d", "kserve", "dynamo", "gateway-api"])
+def test_every_object_has_the_label_by_which_former_ones_are_found(toy_plan: Callable[..., Plan], name: str) -> None:
+    """Objects that a new plan does not have stay in the cluster until they are deleted: one label finds all of them."""
+    plan = toy_plan(("sql", "chat", "tone"), replicated=True)
+    texts = (text for file, text in export_plan(plan, name, OPTIONS).items() if not file.startswith("values"))
+    objects = [each for text in texts for each in yaml.safe_load_all(text)]
+    assert objects
+    assert {each["metadata"]["labels"]["app.kubernetes.io/managed-by"] for each in objects} == {"packer"}
+
+
 def test_settings_hold_the_adapters(hostile_plan: Plan) -> None:
     """The file that vLLM reads holds exactly the server's adapters."""
     from json import loads
