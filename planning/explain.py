@@ -22,6 +22,7 @@ from packer.planning.overload import Overload
 from packer.planning.replicas import part
 from packer.planning.shortfall import (
     LONGER,
+    by_splits,
     context_words,
     late_words,
     latency,
@@ -202,7 +203,8 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
     broken = [_listed([k + job.before for k in gpus], verb, rest) for verb, rest, gpus in which if gpus]
     points = [replace(each, n_gpus=each.plan.n_gpus) for each in job.points]
     later = job.broken if plan.verified is False else ()
-    weaker = {goal: count * job.size for goal, count in weaker_goals(job, point).items()}
+    servers = weaker_goals(job, point)
+    weaker = {goal: count * job.size for goal, count in servers.items()}
     told = outcome(
         replace(point, n_gpus=point.plan.n_gpus), points, plan.rooms, job.workload.slo,
         breaking=None if holds else job.kept.breaking(point.plan.bins, later), reachable=not job.hopeless,
@@ -231,7 +233,7 @@ def finished(job: Frontier, plan: Plan, point: FrontierPoint, *, holds: bool) ->
         statistics={**plan.statistics, "weaker_goals": weaker},
     )
     more = (
-        weaker_words(weaker, job.size), version_words(weaker, job.profile),
+        weaker_words(weaker, job.size, by_splits(job, servers)), version_words(weaker, job.profile),
         context_words(job.workload, job.profile, plan.bins),
     )  # fmt: skip
     return plan, "\n".join([told, *filter(None, more)])

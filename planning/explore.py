@@ -171,11 +171,11 @@ class Frontier(Clock, Conditions):
         if self._wide(low) and high > 1 and self.kept.all_count:
             if low == 1 and self.at(1).holds:  # one server is no split
                 return 1
-            even = self._first_even(max(2, low), high)
+            even = self.first_even(max(2, low), high)
             if even is not None and fresh and (broken := self._broken_at(even)):
                 self.keep(broken)
                 self.sets += 1
-                even = self._first_even(even, high)
+                even = self.first_even(even, high)
             low = low if even is None else even
         return self.first_that_holds(low, high)
 
@@ -183,7 +183,8 @@ class Frontier(Clock, Conditions):
         """Splits of the fleet, or of groups of ranks or limits, on `n` servers whose most loaded keeps its limits."""
         return chain(self._even(n), *(apart.on(n) for apart in self.apart))
 
-    def _first_even(self, low: int, high: int) -> int | None:
+    def first_even(self, low: int, high: int) -> int | None:
+        """The fewest servers from `low` to `high` of which the fullest ones of a split keep the limits, or None."""
         return fewest(lambda n: any(full(self, bins) for bins in self._splits(n)), low, high, self.over)
 
     def _broken_at(self, n: int) -> Hour | None:
@@ -210,7 +211,7 @@ class Frontier(Clock, Conditions):
     def first_that_holds(self, low: int, high: int) -> int | None:
         """The fewest GPUs from `low` to `high` that keep the limits, or None. After the time, one plan is made."""
         few = low < high and not self.over() and not self.at(low, low + 1).holds
-        start = self._first_even(low + 1, high) if few else low
+        start = self.first_even(low + 1, high) if few else low
         made = [n for n in self._points if low <= n <= high]
         if made and self.over():
             return min((n for n in made if self._points[n].holds), default=None)

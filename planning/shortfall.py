@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from packer.workload import Workload
 SHARES = (0.99, 0.95)  # Weaker goals: shares of the adapters that must keep their limits.
 LONGER = (2.5, 5.0, 10.0)  # Weaker goals: TTFT limits that are wider by these factors; the narrowest is named.
 WIDER = (1.25, 1.5, *LONGER)  # Factors of other limits than those of the default goal, if the goal has any.
+SLO = "--slo "
 USUAL = "p95_ttft_ms", "mean_itl_ms"
 AFTER_START = "all but the first minutes after a start"
 WARM = "--warm-start true plans for servers that have answered a request to each adapter"
@@ -135,8 +137,21 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     return found
 
 
+def by_splits(job: Frontier, found: Mapping[str, int]) -> dict[str, int]:
+    """About the fewest servers that weaker goals take, by the fullest servers of even splits: `found` counts servers of
+    plans for the goal itself, of which there are none on few servers where it takes far more than the load."""
+    numbers = dict[str, int]()
+    for goal, count in found.items():
+        if goal.startswith(SLO) and count > job.fewest + 1 and not job.over():
+            fleet, other = job.workload.held_to(goal.removeprefix(SLO)), copy(job)
+            raised = fleet if job.replayed else job.hours.at(fleet, 1.0 + (job.margin or 0.0))
+            other.workload, other.kept, other.apart = fleet, KeptHours(fleet, raised, job.seed, job.hours), ()
+            numbers[goal] = other.first_even(max(2, job.fewest), count) or count
+    return numbers
+
+
 def _share(share: float) -> str:
-    return f"--slo adapter_share={share:g}"
+    return f"{SLO}adapter_share={share:g}"
 
 
 def _longer(fleet: Workload) -> dict[str, tuple[str, float]]:
@@ -146,7 +161,7 @@ def _longer(fleet: Workload) -> dict[str, tuple[str, float]]:
     others = [key for key in limits if key not in USUAL]
     ways = [(others, WIDER)] if others else [([USUAL[0]], LONGER), ([USUAL[1]], WIDER)]
     return {
-        f"--slo {','.join(f'{key}={factor * limits[key]:g}' for key in keys)}": (keys[0], factor)
+        f"{SLO}{','.join(f'{key}={factor * limits[key]:g}' for key in keys)}": (keys[0], factor)
         for keys, factors in ways
         for factor in factors
         if limits.keys() >= set(keys) and not fleet.slo.classes
@@ -188,14 +203,15 @@ def version_words(found: Mapping[str, int], profile: Profile) -> str:
     return said + ("." if profile.engine.warm_start else f"; {WARM}.")
 
 
-def weaker_words(found: Mapping[str, int], size: int = 1) -> str:
+def weaker_words(found: Mapping[str, int], size: int = 1, least: Mapping[str, int] | None = None) -> str:
     """A sentence that says how many GPUs, or fewer, are enough for which weaker goals; "" without one.
-    `size`: GPUs of a server, which no plan has fewer of."""
-    parts = []
-    for count in sorted(set(found.values())):
-        goals = [goal for goal, n in found.items() if n == count]
+    `size`: GPUs of a server, which no plan has fewer of. `least`: about the fewest servers that a goal takes."""
+    parts, pairs = [], {goal: (n, size * least[goal] if least and goal in least else n) for goal, n in found.items()}
+    for count, few in sorted(set(pairs.values())):
+        goals = [goal for goal, pair in pairs.items() if pair == (count, few)]
         named = " or ".join(filter(None, (", ".join(goals[:-1]), goals[-1])))
         gpus = f"{counted(count, 'GPU')}{' is' if count == 1 else ' are' if count == size else ' or fewer are'}"
+        gpus = f"{few:,} to {count:,} GPUs are" if few < count else gpus
         parts.append(f"{gpus} enough for {named}")
     return f"{'; '.join(parts)}." if parts else ""
 

@@ -306,7 +306,7 @@ def test_too_few_servers_are_followed_by_as_many_as_splits_need(
         return SimpleNamespace(holds=n >= low + 9)
 
     monkeypatch.setattr(job, "at", at)
-    monkeypatch.setattr(job, "_first_even", lambda low, _high: low + 9)
+    monkeypatch.setattr(job, "first_even", lambda low, _high: low + 9)
     assert job.first_that_holds(low, 60) == low + 9
     assert list(dict.fromkeys(tried)) == [low, low + 10, low + 9, low + 8]
     monkeypatch.setattr(job, "over", lambda: bool(tried))
@@ -321,7 +321,7 @@ def test_even_splits_of_a_fleet_some_of_whose_adapters_may_break_the_goal_are_ju
     that began with one server more made a plan for each number in between."""
     fleet = Workload([Adapter(f"a{i}", 8, 2.0) for i in range(40)]).held_to("adapter_share=0.9")
     job = Frontier(fleet, server)
-    found = job._first_even(2, 20)
+    found = job.first_even(2, 20)
     assert found is not None
     assert found > 2
     assert all(map(job.kept.holds_one, job.fullest(next(job._splits(found)))[0]))
@@ -334,7 +334,7 @@ def test_a_hot_adapter_on_a_server_of_its_own_does_not_speak_for_servers_of_seve
     rates = [6.0, *[0.5] * 30]
     fleet = Workload([Adapter(f"a{i}", 8, rate) for i, rate in enumerate(rates)]).held_to("mean_itl_ms=16")
     job = Frontier(fleet, server)
-    found = job._first_even(2, 30)
+    found = job.first_even(2, 30)
     assert found is not None
     bins = next(job._splits(found))
     full, _ = job.fullest(bins)

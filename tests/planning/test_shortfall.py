@@ -21,7 +21,16 @@ from packer.plan import Plan
 from packer.planning import shortfall
 from packer.planning.explore import Frontier
 from packer.planning.kept import Hour, KeptHours
-from packer.planning.shortfall import _when, busy_words, context_words, start_words, version_words, weaker_words
+from packer.planning.shortfall import (
+    AFTER_START,
+    _when,
+    busy_words,
+    by_splits,
+    context_words,
+    start_words,
+    version_words,
+    weaker_words,
+)  # fmt: skip
 from packer.profile import Profile
 from packer.room import LEVELS, Room
 from packer.twin.hours import Hours
@@ -218,6 +227,20 @@ def test_goals_that_one_number_of_gpus_keeps_are_told_together() -> None:
         == "1 GPU is enough for B; 4 GPUs or fewer are enough for A, C or D."
     )
     assert weaker_words({"A": 2, "B": 4}, 2) == "2 GPUs are enough for A; 4 GPUs or fewer are enough for B."
+    assert (
+        weaker_words({"A": 34, "B": 34, "C": 34}, 2, {"A": 7, "B": 17})
+        == "14 to 34 GPUs are enough for A; 34 GPUs or fewer are enough for B or C."
+    )
+
+
+def test_a_weaker_goal_that_takes_far_fewer_gpus_is_told_with_about_how_many(server: Profile) -> None:
+    """Plans for the goal itself begin where it may be kept: 17 GPUs were said to be enough for a limit that 11 keep."""
+    fleet = Workload([Adapter(f"a{k}", 8, 1.0) for k in range(40)])
+    job, wide = Frontier(fleet.held_to("mean_itl_ms=15"), server), "--slo mean_itl_ms=37.5"
+    found = by_splits(job, {wide: 9, "--slo mean_itl_ms=100": 2, AFTER_START: 9})
+    assert [*found] == [wide]
+    assert 1 < found[wide] <= packer.recommend(fleet, server, slo="mean_itl_ms=37.5").n_gpus < 9
+    assert job.workload.slo.limits.mean_itl_ms == 15.0
 
 
 def test_a_start_limits_a_server_and_is_told_beside_the_plan(quiet: Workload, qwen: Profile) -> None:
