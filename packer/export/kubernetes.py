@@ -29,7 +29,8 @@ def manifests(
     servers: tuple[ExportedServer, ...], options: Options,
     extra_labels: Callable[[ExportedServer], dict[str, str]] = lambda _server: {}, *, with_adapters: bool = True,
 ) -> str:  # fmt: skip
-    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of a server's pod."""
+    """ConfigMap, Deployment and Service of every server; `extra_labels`: further labels of a server's Deployment and
+    its pod."""
     found = []
     for server in servers:
         settings = {"model": server.model, "port": server.port, **server.served_names, **server.settings()}
@@ -39,7 +40,7 @@ def manifests(
             rule = f"Expected the settings of a server to fit a ConfigMap (1 MiB), got {len(text):,} bytes for"
             raise ValidationError(f"{rule} {server.name}: name the adapters or their sources shorter.")
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        found.append((server, Markup(text), digest, extra_labels(server)))
+        found.append((server, Markup(text), digest, server.labels | extra_labels(server)))
     return templates.render("servers.yaml", servers=found, options=options)
 
 

@@ -114,6 +114,27 @@ def test_aibrix_resources(hostile_plan: Plan) -> None:
         assert set(each["spec"]) == {"baseModel", "podSelector", "artifactURL"}
 
 
+def test_aibrix_finds_the_base_model_by_a_label(toy_plan: Callable[..., Plan]) -> None:
+    """AIBrix's gateway knows a base model by the label of its Deployments and pods, routes to the Service of that name,
+    and passes that name on, which vLLM has to serve; no adapter takes it."""
+    own = quoting.dns_name("acme/toy-7b")
+    plan = toy_plan(["chat", "acme/toy-7b", own])
+    chat, base, alike = plan.workload.adapters
+    plan = replace(plan, workload=replace(plan.workload, adapters=(chat, replace(base, rank=0), alike)))
+    files = export_plan(plan, "aibrix", OPTIONS)
+    objects = validated(files["servers.yaml"])
+    (service,) = (each for each in objects if each["metadata"]["name"] == own)
+    assert service["spec"]["selector"] == {"model.aibrix.ai/name": own}
+    for each in (each for each in objects if each["kind"] == "Deployment"):
+        assert each["metadata"]["labels"]["model.aibrix.ai/name"] == own
+        assert each["spec"]["template"]["metadata"]["labels"]["model.aibrix.ai/name"] == own
+    settings = [yaml.safe_load(each["data"]["vllm.yaml"]) for each in objects if each["kind"] == "ConfigMap"]
+    assert [each["served-model-name"] for each in settings] == [["acme/toy-7b", own]] * len(plan.bins)
+    adapters = [each["metadata"]["name"] for each in yaml.safe_load_all(files["model-adapters.yaml"])]
+    assert len(adapters) == 2
+    assert own not in adapters
+
+
 def test_aibrix_names_that_collide_are_refused(toy_plan: Callable[..., Plan]) -> None:
     """An adapter called as another one's resource would silently replace it."""
     taken = quoting.dns_name("My Adapter")
