@@ -138,6 +138,9 @@ def _say(plan: Plan, target: Exported, out: Writing) -> None:
     if kind.where.startswith("hosts:") and len(gpus) > 1:
         text = f"{target.format_name} numbers GPUs in the order of the servers, whatever their kind"
         out.note(f"{text} ({', '.join(gpus)}): start each server on a host of its kind")
+    if kind.own_vllm and "image" not in target.settings:
+        planned = ", ".join(sorted({each.profile.engine.version for each in plan.bins}))
+        out.note(f"{target.format_name} starts the vLLM of its own image; the plan is for {planned}")
     plain = {k for k, each in enumerate(plan.bins) if not plan.workload.ranks[list(each.adapters)].all()}
     models = {plan.bins[k].profile.model for k in plain}
     if kind.by_load and len(plain) < sum(each.profile.model in models for each in plan.bins):

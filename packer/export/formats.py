@@ -60,7 +60,8 @@ class Format:
     `by_load`: the stack's router splits a replicated adapter by load, not by the planned shares. `pods`: the format
     starts pods (`packer.export.kubernetes`). `image`: the files name a container image. `ranks_apart`: the stack starts
     each data-parallel rank as a server.
-    `routes`: the files contain the routes of adapters. `own_ports`: the stack chooses the servers' ports.
+    `routes`: the files contain the routes of adapters. `own_ports`: the stack chooses the servers' ports, `own_vllm`:
+    without an image from the user, the version of vLLM.
     `loads`: the file that loads adapters alone, which a plan of requests to the base model does not have.
     """
 
@@ -73,6 +74,7 @@ class Format:
     ranks_apart: bool = False
     routes: bool = False
     own_ports: bool = False
+    own_vllm: bool = False
     loads: str = ""
 
     @property

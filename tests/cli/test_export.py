@@ -225,6 +225,22 @@ def test_what_could_not_run_is_refused(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "image", "said"),
+    [("dynamo", False, True), ("kserve", True, False), ("kserve", False, True), ("helm", False, False)],
+)
+def test_stacks_with_a_vllm_of_their_own_are_named(
+    toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, name: str, *, image: bool, said: bool
+) -> None:
+    """The plan's figures are for its version of vLLM, which these stacks do not start unless told the image."""
+    plan, path = toy_plan(["a", "b"]), str(tmp_path / "plan.json")
+    plan.save(path)
+    words = ["--adapters-claim", "adapters", *["--image", "vllm/vllm-openai:v0.8.5"] * image]
+    assert run(["export", path, "--format", name, *words]) == 0
+    version = plan.bins[0].profile.engine.version
+    assert (f"{name} starts the vLLM of its own image; the plan is for {version}" in capsys.readouterr().err) is said
+
+
 @pytest.mark.parametrize(("name", "told"), [("dynamo", True), ("helm", True), ("llm-d", False), ("envoy", False)])
 def test_shares_that_a_stack_does_not_keep_are_named(
     toy_plan: Callable[..., Plan], tmp_path: Path, capsys: Capture, name: str, told: bool
