@@ -22,7 +22,7 @@ class Room:
     and it does not starve; None if that fails at the given rates.
     `limit`: what limits the server first: "slots", "KV cache", "batch", "prefill", "loading", "step time", "bursts",
     "front end", "start" or "first use".
-    `usage`: how much of the limiting resource is used at the load where the latency limits break, in words.
+    `usage`: how much of the limiting resource is used at the first load that breaks this, in words.
     `advice`: what would help, in words; "" if nothing is known.
     """
 

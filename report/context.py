@@ -14,7 +14,7 @@ from packer.plan import Plan
 from packer.times import HOUR_S
 from packer.twin.memory.policy import held, kv_cache_tokens, memory_policy
 from packer.twin.tuning.policy import kv_tokens_of
-from packer.words import counted, number
+from packer.words import counted, number, visible
 from packer.workload import Workload
 
 GIB = 2.0**30
@@ -48,12 +48,12 @@ def percent(share: float | None) -> str:
     return "–" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
 
 
-def starts(plan: Plan) -> list[str]:
-    """The commands that start the servers; empty for infeasible plans, engines and names that can't be exported."""
+def starts(plan: Plan) -> tuple[list[str], str]:
+    """The commands that start the servers, or why there are none."""
     try:
-        return start_commands(plan)
-    except InputError:
-        return []
+        return start_commands(plan), ""
+    except InputError as error:
+        return [], visible(str(error))
 
 
 def by_load(plan: Plan, item: Bin) -> list[tuple[int, float]]:

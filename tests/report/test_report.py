@@ -316,6 +316,16 @@ def test_each_server_has_a_command_to_copy(toy_plan: Callable[..., Plan]) -> Non
         assert words[words.index("--max-loras") + 1] == str(item.max_loras)
 
 
+def test_servers_that_cant_be_started_as_planned_are_explained(toy_plan: Callable[..., Plan]) -> None:
+    """A page without start commands says why there are none."""
+    plan = toy_plan(["a", "b"])
+    profile = dataclasses.replace(plan.bins[0].profile, provenance={"weights": "awq, not those of acme/toy-7b"})
+    bins = tuple(dataclasses.replace(each, profile=profile) for each in plan.bins)
+    page = Page(render_report(dataclasses.replace(plan, bins=bins)))
+    assert "How each server is started" in page.texts
+    assert any(text.startswith("The plan is for weights in awq") for text in page.texts)
+
+
 def test_each_adapter_has_its_latency(toy_plan: Callable[..., Plan]) -> None:
     """The table of a GPU's adapters shows each one's TTFT, ITL and share within limits, beside its own name."""
     plan = with_adapters(toy_plan(["a", "b", "c"], gpus=2))
