@@ -110,11 +110,12 @@ def evaluation_of(simulations: Sequence[Run]) -> Evaluation:
         return 0.0 if math.isnan(value) and not math.isnan(mean("mean_ttft_ms")) else value
 
     def good_share(sim: Run) -> float:
-        """Share of the load within its limits, by tokens of decided requests. Those that the end of the run cut off are
-        left out unless they pile up: by chance they are a percent of a short run, more than good plans differ by."""
+        """Share of the load within its limits, by tokens of decided requests, also refused ones. Those that the end of
+        the run cut off are left out unless they pile up: by chance they are a percent of a short run, more than good
+        plans differ by."""
         kept, broke = sim.kept_requests
         tokens = sim.raw.requests.input_tokens + sim.raw.requests.output_tokens
-        decided = float(tokens[kept | broke].sum())
+        decided = sim.sent_tokens - float(tokens[~(kept | broke)].sum())
         share = float(tokens[kept].sum()) / decided if decided else 0.0
         return share if sim.stable else min(share, sim.served_share)
 

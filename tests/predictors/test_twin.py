@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -15,7 +17,7 @@ from packer.profile import Profile
 from packer.settings import Settings
 from packer.testing.contracts import PredictorContract
 from packer.twin.simulate import simulate
-from packer.twin.until_clear import DURATION_S, EDGE_ERRORS, at_edge, evaluate_until_clear, share_error
+from packer.twin.until_clear import DURATION_S, EDGE_ERRORS, at_edge, evaluate_until_clear, evaluation_of, share_error
 from packer.twin.watch import PARTS, BrokenError, QueueWatch
 from packer.workload import Workload
 
@@ -100,6 +102,14 @@ def test_goodput_leaves_out_what_the_end_of_a_run_cuts_off(small: Profile, rate:
     at its end ranks no plans; requests that pile up count as late."""
     found = evaluate_until_clear(_fleet(rate), small, Settings(12, 8)).evaluation
     assert found.goodput_tok_s / found.offered_tok_s == pytest.approx(share, abs=0.001)
+
+
+def test_refused_requests_are_no_goodput(small: Profile) -> None:
+    """Requests that a full server refuses lessen its goodput as late answers do."""
+    engine = replace(small.engine, version="0.30.0", max_num_queued_reqs=60)
+    run = simulate(_fleet(1.0), replace(small, engine=engine), max_loras=2, max_lora_rank=8, duration_s=3600.0)
+    assert 2 * run.refused_by_server > run.completed
+    assert evaluation_of([run]).goodput_tok_s == pytest.approx(run.goodput_tok_s, rel=0.02)
 
 
 @pytest.mark.usefixtures("whole_hours")
