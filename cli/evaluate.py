@@ -95,7 +95,7 @@ class MeasuredTraffic:
             fields = USUAL if reading is None else reading.fields()
 
             def measure() -> Seen:
-                log = log_of_plan(path, fields)
+                log = log_of_plan(path, fields, None if once else self.window_s)
                 return seen_in_log(log, self.window_s, busiest=once), log if once else None
 
             return measure

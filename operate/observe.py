@@ -24,7 +24,7 @@ from packer.traces.measure import measure_workload
 from packer.traces.pattern import RateTable, busiest_requests, latest_rates, rates_of
 from packer.traces.prefixes import BLOCK_TOKENS, with_hit_rate
 from packer.traces.prometheus import Metrics
-from packer.traces.read import read_trace
+from packer.traces.read import read_latest, read_trace
 from packer.traces.trace import Trace
 from packer.traces.trend import trend_of
 from packer.twin.engine.content import blocks_of_sessions
@@ -121,9 +121,10 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
     return Observed(fleet, table, loads, tuple(notes))
 
 
-def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
-    """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`."""
-    log = read_trace(path, fields)
+def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL, latest_s: float | None = None) -> Trace:
+    """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`. `latest_s`: those
+    of the last such time suffice (`read_latest`)."""
+    log = read_trace(path, fields) if latest_s is None else read_latest(path, fields, latest_s)
     if log.adapter is None:
         raise FileFormatError("the log names no adapters, so that no plan can be compared with it.", path=path)
     return replace(log, ranks=(1,) * len(log.names))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     Requests = tuple[pl.DataFrame, dict[str, Any]]  # Arguments of `trace_of_requests`: the first, and others by name.
 
 MAX_TIME_S = 1e15
+END_BYTES = 1 << 24  # So much of a growing log is read first, which takes about a second.
 _JSON_LINES = re.compile(r"[\ufeff\s]*([{\[]|[^\n]*\n\s*\{)")  # Line 1 or 2 is an object: one may be damaged.
 
 
@@ -58,7 +59,31 @@ def read_trace(path: str | os.PathLike[str], fields: Fields = USUAL) -> Trace:
     Raises `FileFormatError`: the file can't be read, a value breaks a rule, or nothing in it is a request; the message
     names file, row and column.
     """
-    data = read_bytes(path)
+    return _trace_in(read_bytes(path), path, fields)
+
+
+@reader
+def read_latest(path: str | os.PathLike[str], fields: Fields, window_s: float) -> Trace:
+    """The requests at the end of a log that may be long and grow, at least those of its last `window_s`. Of text that
+    is not packed only as much as that takes is read; raises what `read_trace` raises."""
+    length = END_BYTES
+    with suppress(OSError, FileFormatError):  # `read_trace` says what is wrong, and in which row
+        while length < os.path.getsize(path):
+            with open(path, "rb") as file:
+                first = file.readline(END_BYTES)
+                file.seek(-length, os.SEEK_END)
+                file.readline()
+                rest = file.read()
+            if not first.endswith(b"\n") or first.startswith((MAGIC, b"\x1f\x8b", b"[", COMMENT.encode())):
+                break
+            found = _trace_in(rest if first.startswith(b"{") else first + rest, path, fields)
+            if found.span_s >= window_s:
+                return found
+            length *= 4
+    return read_trace(path, fields)
+
+
+def _trace_in(data: bytes, path: str | os.PathLike[str], fields: Fields) -> Trace:
     if data.startswith(MAGIC):
         return trace_of(read_parquet(data), path, fields)
     whole, _, last = data.rpartition(b"\n")

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from packer.errors import FileFormatError, ValidationError
 from packer.io.tables import csv_rows
 from packer.traces import read
+from packer.traces.access_log import USUAL
 from packer.traces.columns import FORMATS, looks_like_trace, recognise
+from packer.traces.pattern import latest_rates
 from packer.traces.read import read_trace
 
 AZURE = (
@@ -338,3 +340,38 @@ def test_requests_to_the_lora_id_0_are_not_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, entries)))
     log = read_trace(tmp_path / "x.jsonl")
     assert (sorted(log.names), len(log), log.other) == (["0", "1", "2"], 6, 0)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_of_a_growing_log_its_end_is_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading takes as long after a week as after an hour, and the rates of the last window are those of the log."""
+    rows = [(1.79e9 + 2.0 * k, f"a{k % 3}", 10 + k % 7, 5) for k in range(5000)]
+    names = ("time", "model", "prompt_tokens", "completion_tokens")
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    if kind == "csv":
+        lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
+    path = tmp_path / "log"
+    path.write_text("\n".join(lines) + "\n")
+    whole = read_trace(path)
+    monkeypatch.setattr(read, "END_BYTES", 4000)
+    found = read.read_latest(path, USUAL, 600.0)
+    assert 300 < len(found) < 2000
+    assert latest_rates(found, 600.0).tolist() == latest_rates(whole, 600.0).tolist()
+    assert len(read.read_latest(path, USUAL, 1e6)) == 5000, "no part of it is long enough"
+
+
+def test_the_end_of_a_log_that_cannot_be_read_alone_is_that_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packed log, one with comments before its columns, and one document are read whole; a fault has its row."""
+    monkeypatch.setattr(read, "END_BYTES", 200)
+    text = "time,model,prompt_tokens,completion_tokens\n" + "".join(f"{k},a,10,5\n" for k in range(100))
+    (tmp_path / "packed").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "comments").write_text("# a\n# b\n" + text)
+    for name in ("packed", "comments"):
+        assert len(read.read_latest(tmp_path / name, USUAL, 5.0)) == 100
+    (tmp_path / "damaged").write_text(text + "100,a,-1,5\n101,a,10,5\n")
+    with pytest.raises(FileFormatError, match="row 102"):
+        read.read_latest(tmp_path / "damaged", USUAL, 5.0)
+    with pytest.raises(FileFormatError, match="no such file"):
+        read.read_latest(tmp_path / "none", USUAL, 5.0)
