@@ -57,7 +57,8 @@ def render(servers: tuple[ExportedServer, ...], options: Options) -> dict[str, s
             sets[key], selected = shares, {key: "true"}
         own = {_NAME: resource(name), _PORT: str(first.port), **MANAGED}
         adapters.append((own, annotations, base, {_NAME: base} | selected, _artifact(name, sources[name])))
-    services = [({_NAME: name, _PORT: str(options.port), **MANAGED}, model) for model, name in models.items()]
+    one = {server.model: server for server in reversed(servers)}.values()
+    services = [({_NAME: models[each.model], _PORT: str(each.port), **MANAGED}, each) for each in one]
     return {
         "model-adapters.yaml": templates.render("model-adapters.yaml", adapters=adapters, options=options),
         "servers.yaml": kubernetes.manifests(servers, options, labels, with_adapters=False)

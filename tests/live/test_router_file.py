@@ -50,6 +50,9 @@ def test_each_format_has_the_servers_as_they_are(
     assert "10.0.0.1" not in whole
     for text in texts.values():
         assert text.startswith("#") or list(yaml.safe_load_all(text))
+        objects = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+        services = (each["spec"]["ports"] for each in objects if each.get("kind") == "Service")
+        assert all(port["port"] == 9002 for ports in services for port in ports)
     writer.write(ROUTES)
     written = tmp_path / "out"
     assert (written.is_dir() and len(list(written.iterdir())) == len(texts)) or written.is_file()
