@@ -18,10 +18,10 @@ import numpy as np
 from cluster import ROOT, SEEDS, tuned
 
 import packer
-from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.cluster import Cluster
 from packer.io.files import write_text
+from packer.testing.records import record_text
 from packer.twin.uncertainty import interval
 
 PROFILE = "h100-64gb/llama-3.1-8b-instruct"

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.cluster import Cluster
 from packer.io.files import write_text
 from packer.operate.systems import Trials, servers_needed
+from packer.testing.records import record_text
 
 PROFILE = "h100-64gb/llama-3.1-8b-instruct"
 FLEETS = 20

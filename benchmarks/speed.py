@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.io.files import write_text
+from packer.testing.records import record_text
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- speed: benchmarks/speed.py --write -->", "<!-- end of speed -->"

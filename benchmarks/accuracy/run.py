@@ -14,9 +14,9 @@ import numpy as np
 from rows import Server, drawn, servers
 
 import packer
-from benchmarks.records import record_text
 from packer.arrays import FloatArray
 from packer.fit.estimate import estimate_profile
+from packer.testing.records import record_text
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "estimates.md"

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.io.workloads import write_workload
 from packer.operate.drift import drift, replayed_on
 from packer.operate.observe import observe_log, observe_replayed, seen_in_log
 from packer.operate.schedule import periods_of_trace, schedule
 from packer.operate.view import Named, View
+from packer.testing.records import record_text
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload, rounded
 from packer.traces.pattern import busiest_requests, rates_of

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.operate.view import Named
+from packer.testing.records import record_text
 from packer.traces.assign import Ranks
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
 
 from faults import prepare
 
-from benchmarks.records import record_text
+from packer.testing.records import record_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; sys.argv[0] = 'packer'; from packer.cli import main; main()"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from table import ATTACKS, SECRET, Attack, prepare
 
-from benchmarks.records import record_text
+from packer.testing.records import record_text
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import sys; sys.argv[0] = 'packer'; from packer.cli import main; main()"

@@ -21,11 +21,11 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
-from benchmarks.records import record_text
 from packer.fit.runs import simulate_run
 from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.profile import Profile
+from packer.testing.records import record_text
 from packer.twin.run import Run
 from packer.twin.scores import smape
 

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from h100 import DATA, MODELS, PROFILES, base_profile, tables
 
-from benchmarks.records import record_text
 from packer.fit import score
 from packer.fit.pipeline import Calibration, calibrate, with_provenance
 from packer.fit.score import REGIMES, ScoredRun, regime_errors
@@ -26,6 +25,7 @@ from packer.fit.tables import MeasuredRun
 from packer.io.files import write_text
 from packer.io.profiles import write_profile
 from packer.profile import Profile
+from packer.testing.records import record_text
 from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent

@@ -21,7 +21,6 @@ import numpy as np
 from h100 import DATA, MAX_OUTSTANDING, MODELS, tables
 from trials import clipped, measured_profile
 
-from benchmarks.records import record_text
 from packer.fit import score, step_law
 from packer.fit.lengths_fit import fit_correlation
 from packer.fit.mean_state import (
@@ -38,6 +37,7 @@ from packer.fit.runs import fleet_of
 from packer.fit.tables import MeasuredRun, read_rows
 from packer.io.files import write_text
 from packer.profile import Profile
+from packer.testing.records import record_text
 from packer.twin.law.law import coefficient_vector
 from packer.twin.run import Run
 from packer.twin.scores import macro_f1, smape

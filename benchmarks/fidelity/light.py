@@ -17,9 +17,9 @@ import numpy as np
 from h100 import MODELS, tables
 from trials import measured_profile
 
-from benchmarks.records import record_text
 from packer.fit.runs import simulate_run
 from packer.io.files import write_text
+from packer.testing.records import record_text
 from packer.twin.scores import smape
 from packer.twin.threads import in_threads
 

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from h100 import DATA
 
-from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.engine_spec import EngineSpec
 from packer.fit.step_law import Equations, solve
@@ -30,6 +29,7 @@ from packer.io.files import write_text
 from packer.lengths import Lengths
 from packer.profile import GpuSpec, LatencySpec, LoadingSpec, MemorySpec, ModelSpec, Profile
 from packer.terms import LINEAR_TERMS
+from packer.testing.records import record_text
 from packer.twin.simulate import simulate
 from packer.workload import Workload
 

@@ -20,7 +20,6 @@ from h100 import MAX_OUTSTANDING, MODELS, SCRAPE_INTERVAL_S, tables
 from scipy.optimize import brentq, fsolve
 from scipy.special import gammainc, gammaincc
 
-from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.fit import score, step_law
 from packer.fit.lengths_fit import held_tokens
@@ -32,6 +31,7 @@ from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.lengths import Lengths
 from packer.profile import Profile
+from packer.testing.records import record_text
 from packer.twin.scores import smape
 from packer.twin.simulate import simulate
 from packer.workload import SHAREGPT_CORRELATION, Workload

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from autoscaler import reactive
 
 import packer
-from benchmarks.records import record_text
 from packer.objectives.headroom import with_rates
 from packer.operate.replay import Day, Window, replay, requests_of_day, windows_of
 from packer.operate.schedule import schedule
+from packer.testing.records import record_text
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace

@@ -24,11 +24,11 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.fuzz.faults import FAKE_SERVER, LAUNCH
-from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.io.plans import plan_to_dict
 from packer.io.profiles import load_profile
 from packer.planning.solve import solve
+from packer.testing.records import record_text
 from packer.workload import Workload
 from tests.live.certificates import UNTRUSTED, untrusted_server
 from tests.live.faults import ASKED, PROMETHEUS, STREAMED, Answer, sent

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from stack import Client, Follow, Stack, fleet_of, interruptible, models, packer_run, plan_of
 
-from benchmarks.records import record_text
 from packer.io.workloads import write_workload
 from packer.live.server import healthy
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 ADAPTERS = 12

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.checks import slot_rank_for
 from packer.cluster import ServerKind
 from packer.objectives.headroom import with_rates
@@ -26,6 +25,7 @@ from packer.operate.capacity import Capacity
 from packer.operate.rehearse import Rehearsal, rehearse
 from packer.operate.replay import requests_of_day
 from packer.solvers.candidates import max_loras_candidates
+from packer.testing.records import record_text
 from packer.traces.assign import assign_adapters
 from packer.traces.measure import measure_workload
 from packer.traces.read import read_trace

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.records import record_text
+from packer.testing.records import record_text
 from packer.twin.kernel_folder import named_folder
 
 ROOT = Path(__file__).resolve().parents[2]

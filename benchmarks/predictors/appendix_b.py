@@ -21,7 +21,6 @@ import numpy as np
 from real_runs import questions
 from train_shipped import PROFILES, ROOT, ROWS, dataset_for
 
-from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.io.profiles import load_profile
 from packer.predictors.families import family_of
@@ -31,6 +30,7 @@ from packer.predictors.learned import LearnedPredictor
 from packer.predictors.store import Model, shipped_model
 from packer.predictors.targets import OUTPUTS, STARVED, TARGETS
 from packer.predictors.train import TrainingTable, _fit, _search
+from packer.testing.records import record_text
 from packer.twin.scores import macro_f1, smape
 
 HERE = Path(__file__).parent

@@ -20,7 +20,6 @@ import numpy as np
 from numba import njit
 from real_runs import score
 
-from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.evaluation import STARVATION_THRESHOLD
@@ -37,6 +36,7 @@ from packer.predictors.scenarios import scenario
 from packer.predictors.store import KINDS, shipped_model
 from packer.predictors.targets import OUTPUTS
 from packer.profile import Profile
+from packer.testing.records import record_text
 from packer.twin.flags import FLAGS
 from packer.twin.scores import macro_f1, smape
 from packer.twin.until_clear import evaluate_until_clear

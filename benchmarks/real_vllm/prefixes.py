@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.records import record_text
 from packer.adapter import Adapter
 from packer.bin import Bin
 from packer.io.profiles import load_profile
@@ -19,6 +18,7 @@ from packer.lengths import Lengths
 from packer.live.launch import read_launch
 from packer.live.validate import Validation, ValidationSpec
 from packer.sessions import Sessions
+from packer.testing.records import record_text
 from packer.workload import Workload
 
 WRITTEN = ("prefix_hit_rate", "total_token_throughput", "preemptions")

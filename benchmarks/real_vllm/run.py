@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.bin import Bin
 from packer.io.documents import jsonable
 from packer.io.profiles import format_profile, load_profile
@@ -30,6 +29,7 @@ from packer.live.task import Outcome, Session, Task
 from packer.live.validate import COMPARED, BinReport, ValidationSpec, report_of
 from packer.operate.real import figures_of, measure_plans
 from packer.settings import Settings
+from packer.testing.records import record_text
 
 sys.path.insert(0, str(Path(__file__).parent))
 from load_generator import measure_schedule

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from benchmarks.records import record_text
 from packer import Adapter, Lengths, Workload
 from packer.live.launch import Launch, read_launch
 from packer.live.load import LoadJob, run_job
 from packer.live.server import LiveServer, ServerOptions, get
 from packer.settings import Settings
+from packer.testing.records import record_text
 from packer.twin.arrivals import draw_requests
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from benchmarks.records import record_text
 from packer import Adapter, Lengths, Workload, settings
 from packer.arrival import RequestTrace
 from packer.live import inside
@@ -28,6 +27,7 @@ from packer.live.load import LoadJob, run_job
 from packer.live.results import LoadResult, read_result
 from packer.live.server import LiveServer, ServerOptions
 from packer.live.step_log import Steps, read_steps
+from packer.testing.records import record_text
 from packer.twin.arrivals import draw_requests
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.testing.analytic import AnalyticPredictor, small_profile
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 Found = tuple[int | None, float]

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.bin import Bin
 from packer.evaluation import Evaluations
 from packer.objectives.base import load_objective
@@ -39,6 +38,7 @@ from packer.solvers.evaluator import Evaluator
 from packer.solvers.slots import real_bins
 from packer.strategies import Predictor
 from packer.testing.analytic import AnalyticPredictor
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")

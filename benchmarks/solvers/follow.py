@@ -20,8 +20,8 @@ import numpy as np
 from recommended import fleet_of
 
 import packer
-from benchmarks.records import record_text
 from packer.plan import Plan, Status
+from packer.testing.records import record_text
 
 ADAPTERS = range(30, 201)
 RECORD = Path(__file__).with_suffix(".json")

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
 from packer.arrival import Arrivals, Bursts
 from packer.checks import slot_rank_for
 from packer.goal import Limits, Slo
 from packer.solvers.candidates import max_loras_candidates
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 PROFILES = ("h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct")

@@ -20,7 +20,7 @@ import gaps
 import numpy as np
 
 import packer
-from benchmarks.records import record_text
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 LLAMA, QWEN = "h100-64gb/llama-3.1-8b-instruct", "h100-64gb/qwen-2.5-7b-instruct"

@@ -18,10 +18,10 @@ from run import HERE, machine
 from suite import LLAMA
 
 import packer
-from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.planning.solve import solve
 from packer.strategies import Predictor
+from packer.testing.records import record_text
 
 PAPER_RATES, PAPER_RANKS = (0.4, 0.2, 0.1), (8, 16)
 QUIET_RATES = (0.05, 0.025, 0.01, 0.005)

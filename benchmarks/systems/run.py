@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.records import record_text
 from packer.io.files import write_text
 from packer.io.shipped import read_named
+from packer.testing.records import record_text
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

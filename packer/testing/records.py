@@ -1,4 +1,4 @@
-"""How results are kept: JSON with a line for each row, so that a changed row is one line of a diff."""
+"""How results of benchmarks are kept: JSON with a line for each row, so that a changed row is one line of a diff."""
 
 from __future__ import annotations
 
