@@ -129,6 +129,9 @@ def test_nginx_map_routes_every_name(hostile_plan: Plan, tmp_path: Path) -> None
         "map",
         "server",
     }
+    assert {"client_max_body_size": ["0"]}.items() <= {
+        each["directive"]: each["args"] for block in blocks if block["directive"] == "server" for each in block["block"]
+    }.items()  # nginx's own limit is below the prompts of long contexts
     rows = next(block["block"] for block in blocks if block["directive"] == "map")
     for name, places in planned(hostile_plan).items():
         target = look_up(rows, quoting.header_key(name))
@@ -258,11 +261,14 @@ class _Echo(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Say who was reached."""
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = str(self.server.server_address[1]).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Silence."""
@@ -311,8 +317,8 @@ def test_real_nginx_routes_every_name(hostile_plan: Plan, nginx: tuple[int, list
     """A request with the name's header key reaches one of its servers; an unknown name is refused."""
     port, servers = nginx
 
-    def reached(key: str) -> int:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", headers={"X-Adapter": key})
+    def reached(key: str, body: bytes | None = None) -> int:
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, {"X-Adapter": key})
         with urllib.request.urlopen(request, timeout=20) as answer:
             return servers.index(int(answer.read()))
 
@@ -322,6 +328,7 @@ def test_real_nginx_routes_every_name(hostile_plan: Plan, nginx: tuple[int, list
     assert split == {0, 1, 2}
     with pytest.raises(urllib.error.HTTPError, match="404"):
         reached("unknown")
+    assert reached(quoting.header_key("plain"), b"x" * 2_000_000) in range(3)  # a long prompt
 
 
 def test_ports_of_a_shared_host_end_at_the_last_one(hostile_plan: Plan) -> None:
