@@ -139,6 +139,7 @@ class PlainFields(FileTable):
 
 
 PLAIN = tuple(PlainFields.model_fields)
+OLDER = {"slo", "queue", "starvation"}  # Factors of a room in files that older versions wrote.
 
 
 class PlanFile(PlainFields):
@@ -248,7 +249,7 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
         bins=bins,
         evaluations=Evaluations.of([_evaluation(k, gpu, changed) for k, gpu in enumerate(file.gpus)]),
         status=Status(file.status),
-        rooms=tuple(_room(k, each, file.headroom[k : k + 1]) for k, each in enumerate(rooms) if any(rooms)),
+        rooms=tuple(_room(k, each) for k, each in enumerate(rooms) if any(rooms)),
         adapters=_adapters(file, np.isin(np.arange(len(workload)), unplaced)),
         moves=moves,
         unplaced=unplaced,
@@ -267,11 +268,12 @@ def plan_from_dict(data: Any, *, changed: bool = False) -> Plan:
     return plan
 
 
-def _room(k: int, room: dict[str, Any], headroom: list[float | None]) -> Room:
-    """The room of a server. Older files have three factors; their smallest is the server's `headroom`."""
-    if "slo" in room:
-        factors = dict.fromkeys(("slo", "queue", "starvation"))
-        room = {"headroom": headroom[0] if headroom else None} | {key: room[key] for key in room if key not in factors}
+def _room(k: int, room: dict[str, Any]) -> Room:
+    """The room of a server. Older files have three factors: their smallest is its headroom, none if it lacks one."""
+    if room.keys() >= OLDER:
+        known = [room[key] for key in OLDER if isinstance(room[key], int | float)]
+        least = min(known) if len(known) == len(OLDER) else None
+        room = {"headroom": least} | {key: room[key] for key in room.keys() - OLDER}
     return parse(Room, room, f"gpus.{k}.room")
 
 

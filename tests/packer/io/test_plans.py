@@ -115,14 +115,16 @@ def test_saving_a_loaded_plan_gives_the_same_bytes(plan: Plan, tmp_path: Path, k
     assert (tmp_path / "two.json").read_text() == (tmp_path / "one.json").read_text()
 
 
-def test_older_files_have_the_smallest_of_three_factors_as_headroom(plan: Plan) -> None:
-    """A file that has three factors for each server is read; its headroom is that of the server."""
+@pytest.mark.parametrize("ended", [False, True])
+def test_older_files_have_the_smallest_of_three_factors_as_headroom(plan: Plan, ended: bool) -> None:
+    """A file that has three factors for each server is read, also one of a search that ended before it wrote the
+    smallest of them as the headroom; a server that lacks a factor has none."""
     rooms = (Room(1.2, "slots", "4 of 4 in use", "max_loras 6"), Room(None))
     data = plan_to_dict(replace(plan, rooms=rooms))
-    for gpu in data["gpus"]:
-        gpu["room"] = {"slo": 1.2, "queue": 1.5, "starvation": 1.6} | {
-            key: text for key, text in gpu["room"].items() if key != "headroom"
-        }
+    for gpu, starves in zip(data["gpus"], (1.6, None), strict=True):
+        del gpu["room"]["headroom"]
+        gpu["room"] |= {"slo": 1.2, "queue": 1.5, "starvation": starves}
+    data["headroom"] = [] if ended else data["headroom"]
     assert plan_from_dict(data).rooms == rooms
 
 
