@@ -125,7 +125,9 @@ class Keeper:
         made = self._without_server(now_s, load)
         self._ask(now_s, load)
         made += self._evened(now_s, load)
+        overload = self.waiting
         made += self._sized(now_s, load)
+        self.waiting = overload or self.waiting
         self.log += made
         self._made = [(at_s, n) for at_s, n in self._made if at_s > now_s - 3600.0]
         self._made += [(now_s, each.loads) for each in made if each.loads]
@@ -264,6 +266,7 @@ class Keeper:
             crowds = crowds if after < first else {}
         if not changed or after >= first:
             self._ask_again(now_s, load, changed)
+            self.waiting = f"a server has {first:.0%} of what it holds, and no other one can take more" * (first > 1.0)
             return []
         why = f"a server has {first:.0%} of what it holds; the nearest placement brings it to {after:.0%}, by the twin"
         lost = cache_lost(self.workload, load, near, self.kinds)

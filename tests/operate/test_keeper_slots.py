@@ -9,7 +9,7 @@ import pytest
 
 from packer.operate.capacity import load_of
 from packer.operate.keeper import Keeper, Observation
-from tests.operate.test_keeper import KIND, keeper, seen
+from tests.operate.test_keeper import FLEET, KIND, keeper, seen
 
 
 def slotted(servers: int, on: int) -> Keeper:
@@ -82,3 +82,19 @@ def test_a_server_with_too_many_adapters_keeps_no_other_one_overloaded() -> None
     load = np.array([5.0, 5.0, 5.0, 5.0, 5.0, 200.0, 600.0, 500.0])
     assert control.decide(0.0, Observation(load, 1325.0, 1325.0, np.ones(3, dtype=bool)))
     assert control.held[0].keys() > set(range(5))
+
+
+def test_an_overload_that_no_other_server_can_relieve_is_said() -> None:
+    """Adapters of a rank that the others' slots do not take stay on a server that holds less than their load: that is
+    said, and not that a server could be stopped, although all servers together hold more than enough."""
+    small = keeper(3, 2)
+    adapters = tuple(replace(each, rank=8 if k % 2 else 32) for k, each in enumerate(FLEET.adapters))
+    control = Keeper(
+        replace(FLEET, adapters=adapters),
+        [replace(KIND, max_lora_rank=32), KIND, KIND], small.held, np.array([True, True, True]),
+    )  # fmt: skip
+    control.capacity.of = lambda server, load: 1000.0  # type: ignore[method-assign]
+    load = np.array([350.0, 10.0] * 4)
+    for at_s in range(0, 1800, 60):
+        control.decide(float(at_s), Observation(load, 1440.0, 1440.0, np.ones(3, dtype=np.bool_)))
+    assert control.waiting == "a server has 140% of what it holds, and no other one can take more"
