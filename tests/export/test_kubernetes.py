@@ -69,6 +69,15 @@ def test_nothing_of_a_name_is_on_the_command_line(hostile_plan: Plan) -> None:
         assert "args" not in container
 
 
+def test_probes_outlast_the_stalls_of_the_front_end(hostile_plan: Plan) -> None:
+    """vLLM answers nothing while it renders /metrics, up to a second and more with hundreds of adapters: by Kubernetes'
+    timeout of one second a busy server would be taken out of its Service, and ended."""
+    documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
+    for deployment in documents[1::3]:
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        assert min(container[probe]["timeoutSeconds"] for probe in ("readinessProbe", "livenessProbe")) >= 5
+
+
 def test_selectors_match_their_own_pods_only(hostile_plan: Plan) -> None:
     """A Service selects the pods of its server and of no other."""
     documents = validated(export_plan(hostile_plan, "k8s", OPTIONS)["packer.yaml"])
