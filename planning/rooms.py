@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from packer.bin import Bin
 from packer.plan import Plan
-from packer.room import Room
+from packer.room import Room, levels_of
 from packer.solvers.candidates import AWAY, neighbours
 from packer.solvers.evaluator import Evaluator
 from packer.solvers.headroom import MOST_GPUS, headroom
@@ -78,9 +78,9 @@ def with_room(
     """
     if stop() or not 0 < len(plan.bins) <= MOST_GPUS:
         return plan
+    hours = hours or Hours(plan.seed, stop, plan.limits, levels_of(plan.margin))
     if any(evaluator.twin_of(item.profile) is None for item in plan.bins):
-        return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop))
-    hours = hours or Hours(plan.seed, stop, plan.limits)
+        return replace(plan, headroom=headroom(plan.workload, plan.bins, evaluator, stop, hours.levels))
     rooms = plan.rooms or hours.checked(hours.rooms(plan.bins, plan.workload), plan.bins, plan.workload)
     found = of_hours(plan.evaluations, hours.all(plan.bins, plan.workload))
     return with_adapters(replace(plan, rooms=rooms, headroom=(None,) * len(plan.bins), evaluations=found), hours)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from packer import Adapter, Bin, Workload
+from packer import Adapter, Bin, Plan, Workload
 from packer.planning.loop import LITTLE
-from packer.planning.rooms import with_slots
+from packer.planning.rooms import with_room, with_slots
 from packer.profile import Profile
 from packer.room import LEVELS
 from packer.twin import hours as stored
@@ -58,3 +62,13 @@ def test_equal_servers_are_tried_once_with_more_slots(server: Profile, monkeypat
     assert [item.max_loras for item in made] == [4] * 4
     assert {room.headroom for room in rooms} == {LEVELS[3]}
     assert len(asked) == len(set(asked))
+
+
+def test_learned_predictors_look_at_the_rates_of_the_margin(toy_plan: Callable[..., Plan]) -> None:
+    """A plan by a learned predictor holds to the margin for which it was made, as one by the twin does."""
+    least: Any = SimpleNamespace(
+        twin_of=lambda _profile: None,
+        scaled=lambda _fleet, _bins, factor: SimpleNamespace(feasible=[factor <= 1.35]),
+    )
+    found = with_room(replace(toy_plan(["a", "b"]), margin=0.35, rooms=()), least)
+    assert set(found.headroom) == {1.35}
