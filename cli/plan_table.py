@@ -262,6 +262,9 @@ def _facts(plan: packer.Plan) -> list[str]:
         f"Total       {placed:,} of {counted(len(plan.workload), 'adapter')} on {counted(plan.n_gpus, 'GPU')}; "
         f"offered {number(offered, 0)} tok/s, predicted throughput {number(served, 0)} tok/s",
     ]
+    if plan.unplaced and plan.evaluated_s is not None:  # a search says in its reasons why adapters have no server
+        lost = [plan.workload.names[i] for i in plan.unplaced]
+        lines.append(f"No server   {counted(len(lost), 'adapter')}: {listed(lost, 10)}")
     if plan.bins:
         lines.append(f"Server      {servers(plan.bins)}")
     if (energy := energy_of(plan)) is not None:

@@ -133,6 +133,8 @@ def test_shares_and_adapters_without_a_server_are_changes(
     assert "Shares      1 adapter with other shares by server: a1" in capsys.readouterr().out
     evaluate_plan(old, lose=[1]).plan.save(path)  # the other server has slots of rank 8
     assert shown([plans[1], "--diff", path], capsys)["without_server"] == ["b"]
+    assert run(["show", path]) == 0
+    assert "No server   1 adapter: b" in capsys.readouterr().out
 
 
 def test_a_part_of_the_moves_says_so(
