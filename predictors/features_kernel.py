@@ -120,9 +120,14 @@ def fill(
             for q in range(4):
                 by_load[q, e] = 0.0
     gather(first, end[b], index, share, factor[b], fleet, by_load, sums)
-    n = max(1.0, sums[COUNT])
-    k, held_rate = group(slots[b], by_load, groups)
-    rate, demand = sums[RATE], sums[OUTPUT]
+    n, rate, demand = sums[COUNT], sums[RATE], sums[OUTPUT]
+    if n > 0.0:
+        k, held_rate = group(slots[b], by_load, groups)
+        rank, rank_2, largest_rate = sums[RANK] / n, sums[RANK_2] / n, sums[RATE_MAX]
+    else:  # all are idle: as one adapter of the largest rank
+        n, k, held_rate, largest_rate, rank = 1.0, 1, rate, rate, sums[RANK_MAX]
+        rank_2 = rank * rank
+        groups[0, 0], groups[1, 0], groups[2, 0], groups[3, 0] = n, rate, demand, rank
     top_share = held_rate / rate
     prompt, output = sums[INPUT] / rate, demand / rate
     input_var = max(0.0, sums[INPUT_2] / rate - prompt * prompt)
@@ -130,10 +135,10 @@ def fill(
     offered = rate * (prompt + output)
     # A running request holds its prompt, on average half of its output, and a last block that is half full.
     held = (sums[PRODUCT] + 0.5 * sums[OUTPUT_2]) / demand + 0.5 * engine[2]
-    load_ms = engine[4] + engine[5] * sums[RANK] / n
+    load_ms = engine[4] + engine[5] * rank
     # Adapters that host memory can't hold come from disk.
     if n > engine[3]:
-        load_ms += (engine[6] + engine[7] * sums[RANK] / n) * (1.0 - engine[3] / n)
+        load_ms += (engine[6] + engine[7] * rank) * (1.0 - engine[3] / n)
     places = max(engine[3], slots[b])
     server = ServerTerms(law, paper, engine[8:], slots[b], slot_rank[b], load_ms, places, vector)
     traffic = TrafficTerms(n, prompt, output, held, demand, groups, k)
@@ -158,14 +163,14 @@ def fill(
     out[0], out[1] = n, rate
     out[2] = math.sqrt(max(0.0, sums[RATE_2] / n - mean_rate * mean_rate))
     out[3] = sums[RANK_MAX]
-    out[4] = sums[RANK] / n
-    out[5] = math.sqrt(max(0.0, sums[RANK_2] / n - out[4] * out[4]))
+    out[4] = rank
+    out[5] = math.sqrt(max(0.0, rank_2 - rank * rank))
     out[6], out[7] = slots[b], slot_rank[b]
     out[8], out[9], out[10] = offered, prompt, output
     out[11] = math.sqrt(input_var) / prompt
     out[12] = math.sqrt(output_var) / output
     out[13] = kv_tokens[b]
-    out[14] = sums[RATE_MAX] / rate
+    out[14] = largest_rate / rate
     out[15] = top_share
     out[16] = slots[b] / n
     out[17], out[18] = held, fits

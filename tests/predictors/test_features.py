@@ -120,18 +120,18 @@ def test_shares_scale_rates(small: Profile) -> None:
 
 @pytest.mark.parametrize("idle", [1, 3000])
 def test_idle_adapters_are_no_load(rich: Profile, idle: int) -> None:
-    """Adapters of rate 0 change no feature, as they change nothing in a simulation; a bin of them alone has finite
-    features."""
+    """Adapters of rate 0 change no feature, as they change nothing in a simulation; a bin of them alone is one of a
+    single adapter with hardly a request, of the largest rank."""
     fleet = _levels(30, 0.1)
     rest = [Adapter(f"idle{k}", 8, 0.0) for k in range(idle)]
-    more = replace(fleet, adapters=(*fleet.adapters, *rest))
+    more = replace(fleet, adapters=(*fleet.adapters, *rest, Adapter("rare", 8, 2e-9)))
     extractor = FeatureExtractor(more, rich)
-    alone, beside, nothing = (
+    alone, beside, nothing, rare = (
         extractor.matrix(BinTable.of([Bin(tuple(held), Settings(8, 32), rich)]))[0]
-        for held in (range(30), range(30 + idle), range(30, 30 + idle))
+        for held in (range(30), range(30 + idle), range(30, 30 + idle), [30 + idle])
     )
     np.testing.assert_allclose(beside, alone, rtol=1e-4)
-    assert np.isfinite(nothing).all()
+    np.testing.assert_allclose(nothing, rare, rtol=1e-6, atol=0.01)
 
 
 def test_features_are_finite_for_extreme_servers(small: Profile) -> None:
