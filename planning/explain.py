@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,7 +32,8 @@ from packer.planning.shortfall import (
     weaker_words,
 )
 from packer.planning.unkept import NEAR, apart_words, cannot_words, more_parts, not_found_words, unreachable_words
-from packer.room import LEVELS, Room, holding, reached
+from packer.profile import Profile
+from packer.room import LEVELS, Room, holding, levels_of, reached
 from packer.solvers.candidates import beyond_measured
 from packer.times import HOUR_S
 from packer.words import counted, listed, money
@@ -79,13 +80,20 @@ def fewer_than_asked(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]
     return (f"--min-gpus asks for {servers * job.size} GPUs. The adapters take at most {most}: {why}.",)
 
 
-def short_of_margin(plan: Plan) -> tuple[str, ...]:
-    """A sentence if further hours break the goal at less than the margin, with which the plan's hour keeps it."""
-    least, margin = min((room.headroom or 0.0 for room in plan.rooms), default=math.inf), plan.margin or 0.0
-    if not plan.verified or least >= 1.0 + margin or margin <= LEVELS[1] - 1.0:
+def short_of_margin(plan: Plan, margins: Mapping[Profile, float]) -> tuple[str, ...]:
+    """A sentence if further hours break the goal at less than the margin, with which the plan's hour keeps it.
+    `margins`: those of kinds of server that differ from the plan's."""
+    short, levels = list[tuple[float, float]](), levels_of(plan.margin)
+    for item, room in zip(plan.bins, plan.rooms, strict=bool(plan.rooms)):
+        margin = margins.get(item.profile, plan.margin or 0.0)
+        least = max(level for level in levels if level <= 1.0 + margin)
+        if 1.0 + margin > LEVELS[1] and (room.headroom or 0.0) < least:
+            short.append((room.headroom or 0.0, margin))
+    if not plan.verified or not short:
         return ()
+    holds, margin = min(short)
     said = f"Rates raised by {margin:.0%}, the margin, keep the goal in the hour that the plan was made for."
-    return (f"{said} In further hours it holds to {reached(least)}.",)
+    return (f"{said} In further hours it holds to {reached(holds)}.",)
 
 
 def of_log(job: Frontier, plan: Plan) -> tuple[str, ...]:
@@ -119,10 +127,11 @@ def nearly_idle(job: Frontier, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def caveats(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]:
-    """What a plan of which at least so many servers were asked for does not give, and why; and what a log gets."""
+def caveats(job: Frontier, plan: Plan, servers: int, margins: Mapping[Profile, float]) -> tuple[str, ...]:
+    """What a plan of which at least so many servers were asked for does not give, and why; and what a log gets.
+    `margins`: see `short_of_margin`."""
     own = fewer_than_asked(job, plan, servers)
-    return (*own, *short_of_margin(plan), *of_log(job, plan), *nearly_idle(job, plan))
+    return (*own, *short_of_margin(plan, margins), *of_log(job, plan), *nearly_idle(job, plan))
 
 
 def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tuple[Plan, str]:

@@ -141,12 +141,11 @@ def recommend_kinds(workload: Workload, profiles: Sequence[Profile], asked: Cond
 class Mix(Deployment):
     """The cheapest mix of kinds whose servers keep the limits in a simulated hour and in fresh ones.
 
-    `margins`: the margin of each kind; that of the job is the largest. `parts`: number of equal parts of each adapter
-    that is too hot for a server of some kind. `kept`: the servers of each kind that keeps the limits alone.
+    `parts`: number of equal parts of each adapter that is too hot for a server of some kind.
+    `kept`: the servers of each kind that keeps the limits alone.
     """
 
     profiles: Sequence[Profile] = ()
-    margins: Mapping[Profile, float] = field(default_factory=dict)
     parts: Mapping[int, int | None] = field(default_factory=dict)
     kept: Sequence[Sequence[Bin]] = ()
     banded = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from packer import checks
@@ -28,6 +28,7 @@ from packer.planning.prove import bounded, told
 from packer.planning.rarely import broken_last, by_chance, often_broken
 from packer.planning.shortfall import busy_words
 from packer.predictors.twin import TwinPredictor
+from packer.profile import Profile
 from packer.progress import Progress, silent
 from packer.public import public
 from packer.room import Room
@@ -142,6 +143,7 @@ class Deployment:
     `running`: running servers that the plan stays close to, with adapters as indices of the fleet.
     `beyond`: plans with more GPUs than needed are made until their servers add up to this number.
     `fewest`: the plan has at least so many servers, of those at hand.
+    `margins`: the margin of each kind, if there are several; that of the job is the largest.
     """
 
     job: Frontier
@@ -149,6 +151,7 @@ class Deployment:
     running: tuple[Bin, ...] = ()
     beyond: float = BEYOND_SERVERS
     fewest: int = 1
+    margins: Mapping[Profile, float] = field(default_factory=dict)
     first: int | None = field(init=False, default=None)  # Fewest servers that keep the goal in all hours so far.
     least: int | None = field(init=False, default=None)  # Fewer are not tried: fresh hours broke their plan.
     verified: tuple[Bin, ...] = field(init=False, default=())  # Servers that fresh hours confirmed.
@@ -382,7 +385,7 @@ class Deployment:
         reasons += by_luck(self.job, plan) or (
             busy_words(self.job.kept, plan, self.max_gpus or math.inf) if plan.verified else ()
         )
-        reasons += (*caveats(self.job, plan, self.fewest), *fewer_behind_router(self.job, plan))
+        reasons += (*caveats(self.job, plan, self.fewest, self.margins), *fewer_behind_router(self.job, plan))
         plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
         return self._with_moves(plan)

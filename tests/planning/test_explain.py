@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,9 +185,24 @@ def test_a_plan_holds_to_its_margin_unless_a_further_hour_breaks_there(server: P
     fleet = Workload([Adapter(f"a{k}", 8, 2.0) for k in range(4)])
     plan = packer.recommend(fleet, server, margin=0.35, slo="mean_itl_ms=15")
     assert min(room.headroom or 0.0 for room in plan.rooms) == 1.35
-    at = replace(plan, verified=True, rooms=(Room(LEVELS[3]), Room(1.5)))
-    assert short_of_margin(at) == (
+    at = replace(plan, verified=True, bins=plan.bins[:1] * 2, rooms=(Room(LEVELS[3]), Room(1.5)))
+    assert short_of_margin(at, {}) == (
         "Rates raised by 35%, the margin, keep the goal in the hour that the plan was made for. "
         "In further hours it holds to about +26 %.",
     )
-    assert short_of_margin(replace(at, rooms=(Room(1.35),))) == short_of_margin(replace(at, margin=0.02)) == ()
+    held = replace(at, bins=plan.bins[:1], rooms=(Room(1.35),))
+    assert short_of_margin(held, {}) == short_of_margin(replace(at, margin=0.02), {}) == ()
+
+
+def test_each_kind_of_a_mix_holds_to_its_own_margin(server: Profile) -> None:
+    """The margin of an estimate is not that of a measured server beside it, whose rates were never raised so far."""
+    rough, own = replace(server, gpu=replace(server.gpu, name="rough")), server.settings(1, 8)
+    fleet = Workload([Adapter("a", 8, 1.0), Adapter("b", 8, 1.0)])
+    bins = (Bin((0,), own, server), Bin((1,), own, rough))
+    rooms = (Room(LEVELS[1]), Room(1.5))
+    plan: Any = SimpleNamespace(workload=fleet, bins=bins, rooms=rooms, margin=0.35, verified=True)
+    assert short_of_margin(plan, {server: 0.1, rough: 0.35}) == ()
+    plan.rooms = rooms[::-1]
+    (said,) = short_of_margin(plan, {server: 0.1, rough: 0.35})
+    assert said.startswith("Rates raised by 35%")
+    assert said.endswith("holds to about +8 %.")
