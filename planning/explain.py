@@ -161,7 +161,7 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
         nearest = next((each for each in served if each.n_gpus >= nearest.n_gpus and each.n_gpus in enough), nearest)
     if limited:
         best = max(job.points, key=lambda each: (not each.starving, np.nan_to_num(each.slo_attainment), each.n_gpus))
-        nearest = Overload(job).at(best.n_gpus)
+        nearest = _at_given_rates(job, max_gpus) or Overload(job).at(best.n_gpus)
         traded = _traded(job, nearest)
     reasons: tuple[str, ...] = ()
     if job.hopeless:
@@ -182,6 +182,17 @@ def missed(job: Frontier, max_gpus: int | None, late: Sequence[int] = ()) -> tup
     if job.spare and not reasons and not nearest.queueing and not nearest.starving:
         reasons = ("The goal breaks when a GPU is lost. What would help: a wider --slo, or --spare 0.",)
     return finished(job, replace(nearest.plan, reasons=(*reasons, *traded)), nearest, holds=False)
+
+
+def _at_given_rates(job: Frontier, max_gpus: int | None) -> FrontierPoint | None:
+    """The point on all GPUs at hand whose plan keeps the goal at the rates as given, without the margin; None if a plan
+    of the search does, or none is found."""
+    kept, tried = job.kept, bool(job.margin) and not (job.replayed or job.over())
+    if not tried or any(kept.holds_in(each.plan.bins, kept.given) for each in job.points):
+        return None
+    plain = replace(job, margin=0.0, known=job.hours, stop=job.over, time_limit_s=None)
+    found = plain.at(plain.most(max_gpus))
+    return job.put(found.plan.bins) if found.holds else None
 
 
 def _traded(job: Frontier, point: FrontierPoint) -> list[str]:

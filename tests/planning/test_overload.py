@@ -177,3 +177,17 @@ def test_a_number_that_keeps_the_goal_stays(h100: packer.Profile) -> None:
     job = Frontier(packer.Workload([packer.Adapter(f"a{i}", 8, 0.2) for i in range(6)]).held_to(SLO), h100)
     assert Overload(job).at(1) is job.at(1)
     assert job.at(1).holds
+
+
+def test_gpus_that_suffice_without_the_margin_keep_the_goal() -> None:
+    """Servers at hand that keep the goal at the rates as given, and break it only at those raised by the margin, get a
+    plan that does so: one of an overload gives up adapters for nothing."""
+    server = packer.estimate_profile("google/gemma-3-27b-it", "h200", max_model_len=8192)
+    ranks = np.random.default_rng(1).choice([8, 16, 32, 64], 300, p=[0.4, 0.3, 0.2, 0.1]).tolist()
+    lengths = packer.Lengths.gamma(1500.0, 1.0), packer.Lengths.gamma(196.0, 1.0)
+    fleet = packer.Workload([packer.Adapter(f"a{i}", rank, 5.0 / 300) for i, rank in enumerate(ranks)], *lengths)
+    plan = packer.recommend(fleet, server, max_gpus=3, max_replicas=3, verify=False)
+    assert (plan.n_gpus, plan.status.value) == (3, "infeasible")
+    assert plan.adapters is not None
+    assert plan.adapters.slo_used.max() < 1.0
+    assert "with rates raised by the margin" in plan.decision
