@@ -173,8 +173,8 @@ class Following:
         every, total = range(len(self.held)), float(offered.sum())
         recent = sum(self._tok_s(s, SHORT_S) for s in every)
         before = sum(self._tok_s(s, SHORT_S, SHORT_S) for s in every)
-        if self.read is not None and faults:
-            recent = before = total
+        if self.read is not None:  # servers that are full or gone serve less than what is asked for
+            recent, before = (total, total) if faults else (max(total, recent), max(total, before))
         # Rates have a gamma prior: planned rates count as `PRIOR` requests, so that few requests change little.
         prior_s = PRIOR / max(float(self.fleet.rates.sum()), 1e-9)
         times_s = self.traffic.times_s

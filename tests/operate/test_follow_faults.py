@@ -314,3 +314,23 @@ def test_a_rise_within_the_window_of_a_log_is_followed_at_once(
     assert seen.load_tok_s.sum() == pytest.approx(load, rel=0.02)
     servers[0].faults = [("/metrics", 0, "500")]
     assert loop.observed(2400.0).recent_tok_s == pytest.approx(load)
+
+
+def test_what_servers_that_are_gone_no_longer_serve_is_still_asked_for(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+    plan: Plan,  # noqa: F811
+) -> None:
+    """A log has the requests that come, counters have what is served: while servers are gone, the load is the log's."""
+    loop = following()
+    loop.read = lambda: plan.workload
+    load = float(plan.workload.offered_tok_s_by_adapter.sum())
+    for minute in range(40):
+        for each in servers:
+            each.counters = f"vllm:prompt_tokens_total {30.0 * load * minute}\nvllm:generation_tokens_total 0\n"
+        if minute == 20:
+            servers[0].close()
+            servers[1].close()
+        seen = loop.observed(60.0 * minute)
+    assert not seen.ready.any()
+    assert seen.recent_tok_s == pytest.approx(load)
