@@ -76,8 +76,7 @@ def fewer_than_asked(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]
     if len(plan.bins) >= servers or job.over():
         return ()
     why = "a replayed trace splits none" if job.replayed else f"--max-replicas {job.copies}"
-    most = counted(plan.n_gpus, "GPU")
-    return (f"--min-gpus asks for {servers * job.size} GPUs. The adapters take at most {most}: {why}.",)
+    return (f"--min-gpus asks for more GPUs. The adapters take at most {counted(plan.n_gpus, 'GPU')}: {why}.",)
 
 
 def short_of_margin(plan: Plan, margins: Mapping[Profile, float]) -> tuple[str, ...]:

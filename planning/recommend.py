@@ -113,8 +113,6 @@ def recommend(
     )  # fmt: skip
     max_gpus = None if max_gpus is None else checks.integer("max_gpus", max_gpus, low=1)
     at_hand = [n for n in (max_gpus, *(kind.available for kind in kinds)) if n is not None]
-    most = min(at_hand, default=None)
-    fewest = 1 if min_gpus is None else checks.integer("min_gpus", min_gpus, low=1, high=most)
     old_bins = () if old_plan is None else running(old_plan, fleet)
     if old_bins and {item.profile for item in old_bins} != {kind.profile for kind in kinds}:
         raise IncompatibleError("Expected a running plan on servers of the one kind that is planned with.")
@@ -127,9 +125,12 @@ def recommend(
                 "--objective cost --slo p95_ttft_ms=2000,mean_itl_ms=100. --min-gpus goes with one kind and model."
             )
         return recommend_kinds(fleet, [kind.profile for kind in kinds], asked)
+    most, size = min(at_hand, default=None), kinds[0].profile.engine.gpus
+    high = None if most is None else max(1, most // size) * size  # those of whole servers
+    fewest = 1 if min_gpus is None else checks.integer("min_gpus", min_gpus, low=1, high=high)
     starting(fleet, [kinds[0].profile])
     job = Frontier(fleet, kinds[0].profile, **vars(asked))
-    task = Deployment(job, most, old_bins, fewest=-(-fewest // job.size))
+    task = Deployment(job, most, old_bins, fewest=-(-fewest // size))
     plan = numbered(planned(task), old_plan)
     lead = plan.hardware if plan.moves is None else f"{gpus_words(plan, old_plan)}: {plan.hardware}"
     return replace(plan, decision=f"{lead}: {task.told}")

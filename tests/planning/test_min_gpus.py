@@ -70,7 +70,7 @@ def test_more_gpus_than_needed_share_a_hot_adapter_also_where_one_may_be_lost(se
 def test_a_plan_says_why_it_has_fewer_gpus_than_are_asked_for(server: Profile) -> None:
     """Adapters that may not be split take no more GPUs than there are of them."""
     fleet = Workload([Adapter("a", 8, 1.0)])
-    said = "--min-gpus asks for 3 GPUs. The adapters take at most 1 GPU:"
+    said = "--min-gpus asks for more GPUs. The adapters take at most 1 GPU:"
     assert packer.recommend(fleet, server, min_gpus=3, max_replicas=1).reasons == (f"{said} --max-replicas 1.",)
     each = np.zeros(1, np.int64)
     replayed = fleet.replaying(RequestTrace(np.ones(1), each, each + 100, each + 100))
@@ -79,12 +79,15 @@ def test_a_plan_says_why_it_has_fewer_gpus_than_are_asked_for(server: Profile) -
 
 
 def test_so_many_gpus_must_be_at_hand_and_of_one_kind(server: Profile) -> None:
-    """More than there are, or several kinds of server, are refused."""
+    """More than whole servers have, or several kinds of server, are refused, as what they are."""
     fleet = Workload([Adapter("a", 8, 0.1)])
     with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
         packer.recommend(fleet, server, min_gpus=3, max_gpus=2)
     with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
         packer.recommend(fleet, GpuKind(server, available=2), min_gpus=3)
-    other = replace(server, gpu=replace(server.gpu, name="other"))
+    pairs = replace(server, engine=replace(server.engine, tensor_parallel_size=2))
+    with pytest.raises(ValidationError, match=r"min_gpus to be a whole number in \[1, 2\], got 3"):
+        packer.recommend(fleet, pairs, min_gpus=3, max_gpus=3)
+    other = GpuKind(replace(server, gpu=replace(server.gpu, name="other")), available=1)
     with pytest.raises(IncompatibleError, match=r"--min-gpus goes with one kind"):
-        packer.recommend(fleet, [server, other], min_gpus=2)
+        packer.recommend(fleet, [GpuKind(server), other], min_gpus=2)
