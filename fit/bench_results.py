@@ -76,8 +76,9 @@ def improved(estimate: Profile, measured: Measured) -> Profile:
 def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
     """Multiply the base model's terms of the estimate by measured / estimated step time of these runs.
 
-    The factor is the geometric mean over the runs. A prompt is computed in one step together with the decodes. Its
-    tokens beyond the ridge and its attended tokens (half its length each) count by the share of steps with a prompt.
+    The factor is the geometric mean over the runs. A prompt is computed together with the decodes, in one step or in
+    as few as take its tokens. Tokens beyond the ridge and attended ones (half a prompt's length each) count by the
+    share of steps with a prompt.
     A long output is decoded in more steps, so that the mean context of a step grows with the spread of lengths.
 
     `estimate`: an uncalibrated profile. `runs`: runs near the token budget of a step are left out.
@@ -101,7 +102,7 @@ def with_level(estimate: Profile, runs: Sequence[Steady]) -> Profile:
         decodes=seen, prefill_tokens=starts * prompt, kv_tokens=seen * context,
         graph_max_tokens=law.graph_max_tokens, attended=starts * squared / 2.0, expert_share=law.expert_share,
     )  # fmt: skip
-    with_prompts(features, law, seen, starts, prompt)
+    with_prompts(features, law, seen, starts, prompt, estimate.engine.server_tokens)
     factor = float(np.exp(-np.mean(np.log(features @ coefficient_vector(law) / itl_ms))))
     adapters = {term.name for term in LINEAR if term.part == "lora"}
     scaled = {term: float(f"{value * factor:.6g}") for term, value in law.coefficients.items()}

@@ -98,7 +98,7 @@ def fit_runs(
     micro = step_law.micro_equations(profiling, start.engine, law)
     whole = profiling.backbone and profiling.adapters and len(terms) == len(TERMS)
     prior = None if whole else prior_of(start)
-    first = step_law.solve(micro + step_law.run_equations(runs, law), terms, prior)
+    first = step_law.solve(micro + step_law.run_equations(runs, start.engine, law), terms, prior)
     law = replace(law, coefficients={term: value for term, value in first.items() if value > 0})
     begun = replace(with_provenance(start, prior=_note(prior)), latency=law, calibrated=True)
     return _rounded(fit_mean_state(begun, runs, micro, terms, seed=SEED, prior=prior, done=done))

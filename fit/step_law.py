@@ -184,10 +184,10 @@ def micro_equations(profiling: Profiling, engine: EngineSpec, law: LatencySpec) 
         context = batch * (prompt + output / 2)
         states.append((batch, batch / output, prompt, distinct, distinct * rank, slots, rank, context, 0.0, n))
         times.append(positive(row, "itl_mean_ms"))
-    return _equations(states, times, law)
+    return _equations(states, times, engine, law)
 
 
-def run_equations(runs: Sequence[MeasuredRun], law: LatencySpec) -> Equations:
+def run_equations(runs: Sequence[MeasuredRun], engine: EngineSpec, law: LatencySpec) -> Equations:
     """Equations from whole runs: TPOT is the step time, the mean state follows by Little's law."""
     states, times = [], []
     for run in (run for run in runs if run.timed):
@@ -206,10 +206,12 @@ def run_equations(runs: Sequence[MeasuredRun], law: LatencySpec) -> Equations:
              run.max_lora_rank, context, waiting, len(run.rates))
         )  # fmt: skip
         times.append(run.metrics["tpot_mean_ms"])
-    return _equations(states, times, law)
+    return _equations(states, times, engine, law)
 
 
-def _equations(states: Sequence[tuple[float, ...]], times: Sequence[float], law: LatencySpec) -> Equations:
+def _equations(
+    states: Sequence[tuple[float, ...]], times: Sequence[float], engine: EngineSpec, law: LatencySpec
+) -> Equations:
     """Equations of states: decodes, prompts that begin in a step and their length, adapters and the sum of their ranks,
     slots and their rank, context, waiting requests, registered adapters."""
     b, n, p, a, r, s, m, k, v, h = np.array(states, dtype=np.float64).reshape(-1, 10).T
@@ -217,20 +219,22 @@ def _equations(states: Sequence[tuple[float, ...]], times: Sequence[float], law:
         decodes=b, prefill_tokens=n * p, adapters=a, sum_ranks=r, slots=s, slot_rank=m, kv_tokens=k, waiting=v,
         graph_max_tokens=law.graph_max_tokens, registered=h, attended=n * p * p / 2.0,
     )  # fmt: skip
-    with_prompts(features, law, b, n, p)
+    with_prompts(features, law, b, n, p, engine.max_num_batched_tokens)
     return Equations(features, np.array(times, dtype=np.float64), np.ones(len(times)))
 
 
 def with_prompts(
-    features: FloatArray, law: LatencySpec, decodes: FloatArray, starts: FloatArray, prompt: FloatArray
+    features: FloatArray, law: LatencySpec, decodes: FloatArray, starts: FloatArray, prompt: FloatArray, budget: float
 ) -> None:
     """Write the means of the terms of prompts that are not linear in tokens: of steps with and without prompts.
 
     `features`: of mean steps. `decodes`, `starts`, `prompt`, float64 (n,): decodes and prompts in a mean step, and
-    tokens of a prompt.
+    tokens of a prompt. `budget`: most tokens of a step; a longer prompt takes several.
     """
-    ridge, share = law.ridge_tokens or np.inf, np.minimum(1.0, starts)
-    tokens = np.array([decodes, decodes + prompt * np.maximum(1.0, starts)])
+    chunk = np.minimum(prompt, np.maximum(1.0, budget - decodes))
+    chunks = starts * prompt / chunk
+    ridge, share = law.ridge_tokens or np.inf, np.minimum(1.0, chunks)
+    tokens = np.array([decodes, decodes + chunk * np.maximum(1.0, chunks)])
     for at, (alone, beside) in (
         (AT.per_token_beyond_ridge_ms, np.maximum(0.0, tokens - ridge)),
         (AT.experts_ms, 1.0 - (1.0 - law.expert_share) ** tokens),

@@ -135,6 +135,39 @@ def test_a_mixture_of_experts_keeps_its_experts() -> None:
     assert times_ms(unseen, _law(found)) == pytest.approx(times_ms(unseen, true), rel=0.05)
 
 
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_long_prompts_take_full_steps(model: str) -> None:
+    """A prompt beyond the token budget is computed in full steps, each of which reads the experts and computes beyond
+    the ridge: a fit to prefills of a server 1.2 times as slow as its estimate gives their time and that of shorter
+    prompts back."""
+    estimate = estimate_profile(model, "h100-80gb", max_model_len=32768)
+    estimate = replace(estimate, engine=replace(estimate.engine, max_num_batched_tokens=2048))
+
+    def times_ms(prompts: np.ndarray, tokens: np.ndarray, coefficients: np.ndarray, batch: float = 0.0) -> np.ndarray:
+        """Time of steps with so many tokens of prompts of this length."""
+        law, decodes = estimate.latency, np.full(len(prompts), batch)
+        states = linear_features(
+            decodes=decodes, prefill_tokens=tokens, kv_tokens=55 * decodes, attended=tokens * prompts / 2,
+            ridge_tokens=law.ridge_tokens, graph_max_tokens=law.graph_max_tokens, expert_share=law.expert_share,
+        )  # fmt: skip
+        return states @ coefficients
+
+    seen, unseen = np.array([256.0, 1024.0, 4096.0, 16384.0]), np.array([128.0, 512.0, 2048.0])
+    true = 1.2 * _law(estimate)
+    step_s = times_ms(seen, np.full(4, 2048.0), true) / 1e3
+    rows = tuple(
+        Row(
+            0,
+            {"phase": "prefill", "actual_prompt_len": str(n), "completed": "64", "duration_s": str(64 * n / 2048 * s)},
+        )
+        for n, s in zip(seen, step_s, strict=True)
+    )
+    decodes = {batch: float(times_ms(np.array([5.0]), np.zeros(1), true, batch)[0]) for batch in (1, 8, 64)}
+    found = micro_profile(estimate, Profiling(backbone=(*rows, *_decodes(decodes))))
+    assert times_ms(seen, np.full(4, 2048.0), _law(found)) == pytest.approx(1e3 * step_s, rel=0.01)
+    assert times_ms(unseen, unseen, _law(found)) == pytest.approx(times_ms(unseen, unseen, true), rel=0.05)
+
+
 def test_what_was_not_measured_stays_as_in_the_base() -> None:
     """Decodes of the base model change no term of adapters, and make no calibrated profile of an estimate."""
     base = load_profile(LLAMA)
