@@ -81,14 +81,15 @@ def fewer_than_asked(job: Frontier, plan: Plan, servers: int) -> tuple[str, ...]
 
 def short_of_margin(plan: Plan, margins: Mapping[Profile, float]) -> tuple[str, ...]:
     """A sentence if further hours break the goal at less than the margin, with which the plan's hour keeps it.
-    `margins`: those of kinds of server that differ from the plan's."""
+    `margins`: those of kinds of server that differ from the plan's. If some adapters may be late, the room of a server,
+    on which each counts, says nothing about further hours."""
     short, levels = list[tuple[float, float]](), levels_of(plan.margin)
     for item, room in zip(plan.bins, plan.rooms, strict=bool(plan.rooms)):
         margin = margins.get(item.profile, plan.margin or 0.0)
         least = max(level for level in levels if level <= 1.0 + margin)
         if 1.0 + margin > LEVELS[1] and (room.headroom or 0.0) < least:
             short.append((room.headroom or 0.0, margin))
-    if not plan.verified or not short:
+    if not plan.verified or not short or plan.workload.slo.adapter_share < 1.0:
         return ()
     holds, margin = min(short)
     said = f"Rates raised by {margin:.0%}, the margin, keep the goal in the hour that the plan was made for."

@@ -192,6 +192,8 @@ def test_a_plan_holds_to_its_margin_unless_a_further_hour_breaks_there(server: P
     )
     held = replace(at, bins=plan.bins[:1], rooms=(Room(1.35),))
     assert short_of_margin(held, {}) == short_of_margin(replace(at, margin=0.02), {}) == ()
+    late = replace(at, workload=at.workload.held_to("adapter_share=0.9"))
+    assert short_of_margin(late, {}) == (), "an adapter that may be late has broken its limits in the plan's hour"
 
 
 def test_each_kind_of_a_mix_holds_to_its_own_margin(server: Profile) -> None:
