@@ -76,7 +76,8 @@ def read_latest(path: str | os.PathLike[str], fields: Fields, window_s: float) -
                 rest = file.read()
             if not first.endswith(b"\n") or first.startswith((MAGIC, b"\x1f\x8b", b"[", COMMENT.encode())):
                 break
-            found = _trace_in(rest if first.startswith(b"{") else first + rest, path, fields)
+            headless = first.lstrip(b"\xef\xbb\xbf \t").startswith(b"{")  # else the first request were the window's
+            found = _trace_in(rest if headless else first + rest, path, fields)
             if found.span_s >= window_s:
                 return found
             length *= 4

@@ -342,7 +342,7 @@ def test_requests_to_the_lora_id_0_are_not_left_out(tmp_path: Path) -> None:
     assert (sorted(log.names), len(log), log.other) == (["0", "1", "2"], 6, 0)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+@pytest.mark.parametrize("kind", ["jsonl", "\ufeffjsonl", " jsonl", "csv"])
 def test_of_a_growing_log_its_end_is_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading takes as long after a week as after an hour, and the rates of the last window are those of the log."""
     rows = [(1.79e9 + 2.0 * k, f"a{k % 3}", 10 + k % 7, 5) for k in range(5000)]
@@ -351,7 +351,7 @@ def test_of_a_growing_log_its_end_is_read(kind: str, tmp_path: Path, monkeypatch
     if kind == "csv":
         lines = [",".join(names), *(",".join(map(str, row)) for row in rows)]
     path = tmp_path / "log"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(kind.removesuffix("jsonl").removesuffix("csv") + "\n".join(lines) + "\n", "utf-8")
     whole = read_trace(path)
     monkeypatch.setattr(read, "END_BYTES", 4000)
     found = read.read_latest(path, USUAL, 600.0)
