@@ -28,7 +28,7 @@ APART = 0.5  # Share of the time left for servers of which each has classes with
 
 def with_spare(problem: Problem, plan: Plan, *, spread: bool = False) -> Plan:
     """The plan with the fewest servers, more than the given one has, that holds when any one of them is lost. `spread`:
-    the given one takes all servers at hand, and fewer may do.
+    the given one takes all servers at hand, as the plan may.
 
     Adapters are spread over the servers whole, or those with more load than a server's share in as many parts as they
     may have. The slots of every server fit the largest rank, and suffice for the adapters that the server receives when
@@ -47,7 +47,8 @@ def with_spare(problem: Problem, plan: Plan, *, spread: bool = False) -> Plan:
         apart, low = _apart(problem.with_share(APART), allowed), max(low, LEAST_APART + 1)
         bins = _fewest(problem, low, len(apart) - 1 if apart else allowed) or apart
     if bins:
-        solution = Solution(tuple(bins), details={**plan.statistics, "spare": 1, "gpus_without_spare": plan.n_gpus})
+        without = {} if spread else {"gpus_without_spare": plan.n_gpus}
+        solution = Solution(tuple(bins), details={**plan.statistics, "spare": 1, **without})
         return assemble(problem, solution, plan.solver, problem.elapsed_s())
     why = "The search ended before a plan was found that holds when any GPU is lost: a longer --time-limit."
     if not problem.out_of_time():

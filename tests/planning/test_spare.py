@@ -82,13 +82,14 @@ def test_too_few_gpus_for_a_spare_one() -> None:
 
 
 def test_a_solver_that_spreads_finds_the_spare_gpu_among_those_given() -> None:
-    """It takes all GPUs at hand at once: as many as another solver needs with a spare one hold the loss of any; on one
-    GPU there is none to lose."""
+    """It takes all GPUs at hand at once: as many as another solver needs with a spare one hold the loss of any, and how
+    few do without is not known; on one GPU there is none to lose."""
     profile, predictor = small_profile(), AnalyticPredictor()
     given = {"predictor": predictor, "margin": 0.0, "verify": False}
     fewest = solve(FLEET, profile, "gpus:spare=1", **given)
     plan = solve(FLEET, profile, "gpus:spare=1", solver="spread-refined", max_gpus=fewest.n_gpus, **given)
     assert (plan.status, plan.n_gpus) == (Status.FEASIBLE, fewest.n_gpus)
+    assert "gpus_without_spare" not in plan.statistics
     alone = solve(FLEET.subset([0]), profile, "gpus:spare=1", solver="spread-refined", max_gpus=1, **given)
     assert alone.status is Status.INFEASIBLE
 
