@@ -116,7 +116,7 @@ def main() -> int:
     total = {kind: figures(np.concatenate(errors)) for kind, errors in every.items() if errors}
     print(json.dumps(total), f"in the band: {100 * inside / n:.0f} %")
     if given.write:
-        (HERE / "results.json").write_text(record_text({"total": total, "servers": table}) + "\n")
+        (HERE / "results.json").write_text(record_text({"total": total, "servers": table}) + "\n", "utf-8")
         PAGE.write_text(page(table, total, 100 * inside / n), "utf-8")
     broken = [
         f"{kind} {name}" for kind, found in total.items()

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "periods": [each.gpus for each in found.periods],
         "days": {name: day.to_dict() for name, day in days.items()},
     }
-    (HERE / "day.json").write_text(record_text(result) + "\n")
+    (HERE / "day.json").write_text(record_text(result) + "\n", "utf-8")
     print(table(days))
 
 

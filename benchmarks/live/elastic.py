@@ -96,7 +96,7 @@ def main() -> None:
     folder.mkdir(parents=True)
     outcome = asyncio.run(drive(options, folder))
     about = {"machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d")}
-    options.output.write_text(record_text({**about, "minutes": options.minutes, **outcome}) + "\n")
+    options.output.write_text(record_text({**about, "minutes": options.minutes, **outcome}) + "\n", "utf-8")
     print(record_text(outcome))
 
 

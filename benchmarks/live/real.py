@@ -189,7 +189,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(), "date": time.strftime("%Y-%m-%d"),
         "minutes": options.minutes, "rate": options.rate,
     }  # fmt: skip
-    options.output.write_text(record_text({**about, **outcome}) + "\n")
+    options.output.write_text(record_text({**about, **outcome}) + "\n", "utf-8")
     print(record_text({key: value for key, value in outcome.items() if key != "failed"}))
 
 

@@ -99,7 +99,7 @@ def main() -> None:
     took["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result = {"requests": len(requests), "adapters": len(fleet), **took, **found.to_dict()}
     if not options.alone and options.days == 7:
-        (HERE / "week.json").write_text(record_text(result) + "\n")
+        (HERE / "week.json").write_text(record_text(result) + "\n", "utf-8")
     print(f"{len(requests):,} requests, {took}")
     print(table(found))
 

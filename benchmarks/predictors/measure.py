@@ -214,7 +214,7 @@ def main() -> None:
             report[name]["real_runs"] = score(profile, arguments.h100)
         print(record_text({name: report[name]}), flush=True)
     if arguments.json:
-        arguments.json.write_text(record_text(report) + "\n")
+        arguments.json.write_text(record_text(report) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def main(launch_path: str, folder: str) -> None:
         figures = {key: [report.mean(side, key) for side in ("predicted", "measured")] for key in WRITTEN}
         found[f"{name}: predicted, measured"] = figures
     text = record_text(found)
-    (RESULTS / "prefixes.json").write_text(text + "\n")
+    (RESULTS / "prefixes.json").write_text(text + "\n", "utf-8")
     print(text)
 
 

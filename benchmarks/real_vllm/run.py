@@ -69,7 +69,7 @@ def progress(what: str, done: int, total: int) -> None:
 
 def write(place: Place, name: str, data: Any) -> None:
     """A result file, committed with the benchmark."""
-    (place.results / name).write_text(record_text(jsonable(data)) + "\n")
+    (place.results / name).write_text(record_text(jsonable(data)) + "\n", "utf-8")
     say(f"wrote {place.results / name}")
 
 

@@ -213,7 +213,7 @@ def main() -> None:
         if kept.exists():
             rows += json.loads(kept.read_text())
     data = {"machine": machine(), "render": render_law(launch.python), "rows": rows}
-    (results / "series.json").write_text(record_text(data) + "\n")
+    (results / "series.json").write_text(record_text(data) + "\n", "utf-8")
     (results / "series.md").write_text(markdown(rows))
     print(json.dumps(data["render"]), markdown(rows), sep="\n")
 

@@ -271,7 +271,7 @@ def main() -> None:
         if done.exists():
             rows += rows_of(launch, case, place)
     place.results.mkdir(parents=True, exist_ok=True)
-    (place.results / "slots.json").write_text(record_text({"machine": machine(), "rows": rows}) + "\n")
+    (place.results / "slots.json").write_text(record_text({"machine": machine(), "rows": rows}) + "\n", "utf-8")
     (place.results / "slots.md").write_text(markdown(rows))
     print(markdown(rows))
 
