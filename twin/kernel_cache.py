@@ -127,6 +127,16 @@ def is_kept(kernel: Dispatcher) -> bool:
     return folder is not None and isinstance(cache, KernelCache) and os.path.exists(folder / cache.index_name)
 
 
+def load(kernel: Any, signature: tuple[Any, ...]) -> None:
+    """Load a kernel for these types before its first call; nothing happens if no code for them is kept."""
+    context = kernel.targetctx
+    with global_compiler_lock:
+        found = None if signature in kernel.overloads else kernel._cache.load_overload(signature, context)  # noqa: SLF001
+        if found is not None:
+            context.insert_user_function(found.entry_point, found.fndesc, [found.library])
+            kernel.add_overload(found)
+
+
 def _ours(function: types.FunctionType) -> bool:
     return (function.__module__ or "").partition(".")[0] == "packer"
 

@@ -194,6 +194,22 @@ def test_kept_kernels_are_linked_without_what_only_compiling_needs() -> None:
     assert run.stdout.split() == ["True", "False", "3.0"], run.stderr
 
 
+def test_kept_code_is_loaded_ahead_and_nothing_is_compiled_for_it() -> None:
+    """What is loaded ahead is what a simulation calls; for types without kept code nothing happens."""
+    program = (
+        "import numba, packer\n"
+        "from packer.twin.engine.compile import advance, signature\n"
+        "from packer.twin.kernel_cache import load\n"
+        "profile = packer.load_profile('h100-64gb/llama-3.1-8b-instruct')\n"
+        "found = lambda: packer.simulate(packer.Workload([packer.Adapter('a', 8, 1.0)]), profile, max_loras=1)\n"
+    )
+    exec(f"{program}found()", {})  # keeps the kernel
+    program += "load(advance, (numba.int64,))\nload(advance, signature(advance))\nbefore = len(advance.overloads)\n"
+    program += "print(before, found().completed > 0, len(advance.overloads), sum(advance.stats.cache_misses.values()))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.split() == ["1", "True", "1", "0"], run.stderr
+
+
 def test_kept_code_that_names_a_module_that_is_gone_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept code names the modules of the kernels that it calls: an installed version may have moved one of them."""
 

@@ -18,7 +18,7 @@ from packer.twin.engine.arrive import arrive
 from packer.twin.engine.charge import charge, planned_ms
 from packer.twin.engine.emit import emit, turn
 from packer.twin.engine.schedule import schedule_running
-from packer.twin.kernel_cache import is_kept
+from packer.twin.kernel_cache import is_kept, load
 from packer.twin.law.law import FRONTEND, Law
 
 HERE, ELSEWHERE = (arrive, admit, schedule_running), (turn, emit, planned_ms, charge)
@@ -48,8 +48,8 @@ def begin() -> None:
     if not is_compiled():
         for part in ELSEWHERE:
             COMPILER.send(part, signature(part))
-    elif isinstance(advance, Dispatcher):
-        threading.Thread(target=lambda: advance.compile(signature(advance)), daemon=True).start()
+    elif isinstance(advance, Dispatcher) and is_kept(advance):
+        threading.Thread(target=lambda: load(advance, signature(advance)), daemon=True).start()
 
 
 def prepare() -> None:
