@@ -33,6 +33,17 @@ def test_a_page_gives_counters_and_the_latest_list_of_adapters() -> None:
     assert look.adapters == {"a", "b", "c"}
 
 
+def test_requests_whose_adapters_are_not_named_are_none_of_theirs() -> None:
+    """Pages of vLLM with one list for all states name the adapters of running requests alone; an older page without
+    a number of requests has one for each name."""
+    named = [
+        Page(0.0, {"running": 3.0, "waiting": 5.0}, frozenset("ab"), all_named=each).named for each in (False, True)
+    ]
+    assert named == [3.0, 8.0]
+    assert Page(0.0, {}, frozenset("ab")).named == 2.0
+    assert Page(0.0, {"running": 3.0}).named == 0.0
+
+
 def traffic(*looks: Page) -> Traffic:
     found = Traffic([], 1800.0)
     found.looks = [deque(replace(look, figures={"generated": 0.0, **look.figures}) for look in looks)]

@@ -130,13 +130,14 @@ class At(list[int]):
     slo_used = 0.5
 
 
+@pytest.mark.parametrize("ends", [(4, 9, 12), (9, 4, 12), (12, 9, 4)])
 @pytest.mark.parametrize("near", [None, *LEVELS[::3]])
 def test_headroom_is_found_in_few_levels(
-    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, near: float | None
+    make_profile: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch, near: float | None, ends: tuple[int, ...]
 ) -> None:
-    """The headroom is the highest level at which all marks hold, wherever the search begins; no level is looked at
-    twice, and none once the headroom is known."""
-    ends, asked = (4, 9, 12), list[float]()
+    """The headroom is the highest level at which the limits are kept, no queue grows and the server does not starve,
+    wherever the search begins; no level is looked at twice, and none once the headroom is known."""
+    asked = list[float]()
 
     def run(_item: Bin, fleet: Workload, _seed: int) -> At:
         asked.append(fleet.rate)
