@@ -119,7 +119,7 @@ def weaker_goals(job: Frontier, best: FrontierPoint) -> dict[str, int]:
     longer = list(_longer(job.workload))
     found, wider = dict[str, int](), list[str]()
     for point in job.points:
-        if point.n_gpus > most or job.over():
+        if point.n_gpus > most or point.holds or job.over():  # no weaker goal is needed where the goal itself is kept
             break
         bins = point.plan.bins
         # This hour is simulated already. No wider limit than one that fewer keep is worth more hours.

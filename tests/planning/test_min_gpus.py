@@ -27,6 +27,7 @@ def test_a_plan_has_at_least_the_gpus_that_are_asked_for(server: Profile) -> Non
     assert len(own) == 1
     assert packer.recommend(fleet, server, min_gpus=more.n_gpus, old_plan=free).n_gpus == more.n_gpus
     assert packer.recommend(fleet, server, min_gpus=free.n_gpus).bins == free.bins
+    assert packer.recommend(fleet, server, min_gpus=free.n_gpus + 2).statistics["weaker_goals"] == {}
 
 
 def test_more_gpus_than_needed_share_a_hot_adapter(server: Profile) -> None:

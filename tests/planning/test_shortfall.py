@@ -188,7 +188,7 @@ def test_a_weaker_goal_is_kept_in_each_fresh_hour(
         shortfall, "_kept", lambda _job, _bins, hour: set() if hour in broken else {"--slo p95_ttft_ms=5000"}
     )
     kept = SimpleNamespace(given=0, planned=0, hours=[0], fresh=lambda _bins, _number: [1, 2])
-    points = [SimpleNamespace(n_gpus=3, plan=SimpleNamespace(bins=()))]
+    points = [SimpleNamespace(n_gpus=3, holds=False, plan=SimpleNamespace(bins=()))]
     job = SimpleNamespace(
         spare=0, workload=Workload([Adapter("a", 8, 1.0)]), points=points, over=lambda: False, kept=kept,
         replayed=False, number=0,
@@ -209,7 +209,7 @@ def test_no_hours_are_simulated_for_limits_wider_than_those_that_fewer_gpus_keep
 
     monkeypatch.setattr(shortfall, "_kept", kept_goals)
     kept = SimpleNamespace(given=0, planned=1, hours=[2], fresh=lambda _bins, _number: [3, 4])
-    points = [SimpleNamespace(n_gpus=n, plan=SimpleNamespace(bins=(0,) * n)) for n in (1, 2)]
+    points = [SimpleNamespace(n_gpus=n, holds=False, plan=SimpleNamespace(bins=(0,) * n)) for n in (1, 2)]
     job = SimpleNamespace(
         spare=0, workload=Workload([Adapter("a", 8, 1.0)]), points=points, over=lambda: False, kept=kept,
         replayed=False, number=0,
