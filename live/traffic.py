@@ -43,13 +43,11 @@ class Traffic:
     their adapters, but not the number of each: adapters of a busy server are always named. Therefore the planned shares
     count unless names are seen more or less often than these explain (`factors`).
 
-    `unlisted`: names that no page has, those of the base model. `planned`: the planned load of each adapter on the
-    server, at each of its pages.
+    `planned`: the planned load of each adapter on the server, at each of its pages.
     """
 
     servers: Sequence[RunningServer]
     span_s: float
-    unlisted: Collection[str] = ()
     looks: list[deque[Page]] = field(default_factory=list)
     planned: list[deque[Mapping[str, float]]] = field(default_factory=list)
     times_s: deque[float] = field(default_factory=deque)
@@ -119,8 +117,9 @@ class Traffic:
             names = Counter(name for page in pages for name in page.adapters or ())
             yield planned, sum(page.named for page in pages), len(pages), names
 
-    def factors(self) -> dict[str, float]:
-        """Return each adapter's load / its planned load, up to a common factor, by how often pages name it.
+    def factors(self, unlisted: Collection[str] = ()) -> dict[str, float]:
+        """Return each adapter's load / its planned load, up to a common factor, by how often pages name it. `unlisted`:
+        names that no page has, those of the base model.
 
         By the plan, m requests of an adapter are in flight on average, so that a page names it with the probability
         1 - exp(-m) (an M/G/∞ queue). The factor has its largest posterior density, with a gamma prior.
@@ -133,7 +132,7 @@ class Traffic:
                     expected[name] += requests * load / total
                     pages[name] += number
                     named[name] += names[name]
-        means = {name: expected[name] / number for name, number in pages.items() if name not in self.unlisted}
+        means = {name: expected[name] / number for name, number in pages.items() if name not in unlisted}
         return {name: _in_flight(m, pages[name], named[name]) / m for name, m in means.items() if m > 0.0}
 
     def shares(self, s: int, planned: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:

@@ -52,7 +52,7 @@ class Following:
     def __post_init__(self) -> None:
         self.fleet, servers = followed(self.fleet), self.acting.servers
         rooms = [each.host.room for each in servers]
-        self.traffic = Traffic(servers, LONG_S, self.acting.base)
+        self.traffic = Traffic(servers, LONG_S)
         self.changes = self.loads = self.pending = 0
         self.uncertainty = 1.0
         self.looked_s, self.load = 0.0, np.zeros(len(self.fleet))
@@ -210,7 +210,7 @@ class Following:
 
     def _counted(self, here: Sequence[Mapping[str, float]], number: Mapping[str, int]) -> FloatArray:
         """Load of each adapter by the servers' own counters, tok/s. `here`: the planned loads on each server."""
-        load, factors = np.zeros(len(self.fleet)), self.traffic.factors()
+        load, factors = np.zeros(len(self.fleet)), self.traffic.factors(self.acting.base)
         for s, own in enumerate(here):
             # The load of a server that does not answer is attributed to the adapters that it had.
             self._here[s] = own or self._here.get(s, {})

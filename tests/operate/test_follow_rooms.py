@@ -37,6 +37,26 @@ def test_a_base_model_that_leaves_the_fleet_is_not_unloaded(
     assert not [body for each in servers for path, body in each.calls if "unload" in path]
 
 
+def test_a_base_model_that_comes_to_the_fleet_keeps_its_share(
+    following: Callable[..., Following],  # noqa: F811
+    servers: list[StandIn],  # noqa: F811
+) -> None:
+    """Pages name no requests to the base model, also where the fleet has them only since a while: that it is never
+    named takes nothing from its load."""
+    loop = following()
+    base, rate = servers[0].base, float(loop.fleet.rates.sum())
+    loop.serve(replace(loop.fleet, adapters=(*loop.fleet.adapters, packer.Adapter(base, 0, rate))))
+    for minute in range(25):
+        for each in servers:
+            each.counters = (
+                f"vllm:prompt_tokens_total {6e4 * minute}\nvllm:generation_tokens_total 0\n"
+                'vllm:num_requests_running 20\nvllm:lora_requests_info{max_lora="4",running_lora_adapters='
+                f'"{",".join(each.adapters)}",waiting_lora_adapters=""}} {4e9 + minute}\n'
+            )
+        loop.step(60.0 * minute)
+    assert loop.load[-1] / loop.load.sum() == pytest.approx(0.5, abs=0.05)
+
+
 def test_adapters_that_are_not_of_the_fleet_take_room(
     following: Callable[..., Following],  # noqa: F811
     servers: list[StandIn],  # noqa: F811
