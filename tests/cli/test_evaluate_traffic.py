@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -292,15 +294,18 @@ def test_traffic_goes_on_when_the_server_is_away(
 def test_traffic_goes_on_when_the_log_is_rotated(
     plan_path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log that is away, empty, without a whole line or with only one is reported; the next look counts."""
+    """A log that is away, empty, without a whole line, with only one or no longer written is reported; the next look
+    counts."""
     log = tmp_path / "log.jsonl"
     half = '{"time": 1000001600.0, "model": "a", "prom'
-    states = ["", half, line(START, "a") + "\n" + half, traffic(300) + half]
+    states = ["", half, line(START, "a") + "\n" + half, traffic(300) + half, traffic(300)]
 
     def sleep(_seconds: float) -> None:
         if not states:
             raise KeyboardInterrupt
         log.write_text(states.pop(0))
+        if not states:
+            os.utime(log, (0.0, time.time() - 600.0))
 
     monkeypatch.setattr("time.sleep", sleep)
     words = ["evaluate", plan_path, "--log", str(log), "--window", "100", "--every", "5", "--json"]
@@ -308,7 +313,7 @@ def test_traffic_goes_on_when_the_log_is_rotated(
     out, err = capsys.readouterr()
     first, _ = json.JSONDecoder().raw_decode(out)
     assert first["advice"] == "keep"
-    for message in ("no such file", "is empty", "row 1: expected JSON", "longer than 0 s"):
+    for message in ("no such file", "is empty", "row 1: expected JSON", "longer than 0 s", "written 10 minutes ago"):
         assert err.count(message) == 1
 
 
