@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,7 @@ from packer.cli.evaluated import SHOWN, conclusion_lines, drift_lines, servers_t
 from packer.cli.options import Output, PlanArgument, Writing, common
 from packer.cli.output import note
 from packer.cli.traffic import PlanLogOptions, PrometheusOptions, RankOptions, refuse_unused
-from packer.errors import FileFormatError, IncompatibleError, PackerError, ValidationError
+from packer.errors import IncompatibleError, PackerError, ValidationError
 from packer.operate.changes import changed_fleet
 from packer.seeds import evaluating
 from packer.traces.trace import Trace
@@ -97,9 +96,6 @@ class MeasuredTraffic:
 
             def measure() -> Seen:
                 log = log_of_plan(path, fields, None if once else self.window_s)
-                if not once and (age_s := time.time() - os.path.getmtime(path)) > self.window_s:
-                    said = f"it was last written {age_s / 60.0:.0f} minutes ago: its last window is not the present."
-                    raise FileFormatError(said, path=path)
                 return seen_in_log(log, self.window_s, busiest=once), log if once else None
 
             return measure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -123,8 +124,11 @@ def observe_metrics(metrics: Metrics, ranks: Ranks, view: View = BUSIEST) -> Obs
 
 def log_of_plan(path: str | os.PathLike[str], fields: Fields = USUAL, latest_s: float | None = None) -> Trace:
     """Requests of a log, which may grow, to a plan's adapters, with rank 1; raises `FileFormatError`. `latest_s`: those
-    of the last such time suffice (`read_latest`)."""
+    of the last such time suffice (`read_latest`), in which the log must have been written."""
     log = read_trace(path, fields) if latest_s is None else read_latest(path, fields, latest_s)
+    if latest_s is not None and (age_s := time.time() - os.path.getmtime(path)) > latest_s:
+        said = f"it was last written {age_s / 60.0:.0f} minutes ago: its last window is not the present."
+        raise FileFormatError(said, path=path)
     if log.adapter is None:
         raise FileFormatError("the log names no adapters, so that no plan can be compared with it.", path=path)
     return replace(log, ranks=(1,) * len(log.names))

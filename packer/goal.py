@@ -270,9 +270,9 @@ class Goal:
         """Limits that decide whether a request is within the goal: by metric, for each adapter, float64 (n,) each, ms.
         The limits of requests are used if the goal has any. Else the limit of a metric is the widest that the adapter
         has."""
-        return _LIMITS(workload) if workload.slo is self else self._limits(workload)
+        return _LIMITS(workload) if workload.slo is self else self._of_requests(workload)
 
-    def _limits(self, workload: Workload) -> dict[str, FloatArray]:
+    def _of_requests(self, workload: Workload) -> dict[str, FloatArray]:
         own = self.keys("request")
         if own:
             return {metric(key): self.column(workload, key) for key in own}
@@ -350,5 +350,5 @@ def _number(text: str) -> float:
 
 
 Slo = Goal  # Alias of `Goal`.
-_LIMITS = Memo["Workload", dict[str, FloatArray]](lambda workload: workload.slo._limits(workload), kept=64)  # noqa: SLF001
+_LIMITS = Memo["Workload", dict[str, FloatArray]](lambda workload: workload.slo._of_requests(workload), kept=64)  # noqa: SLF001
 """`Goal.of_requests` of a workload's own goal, which each simulated hour asks for several times."""

@@ -387,6 +387,6 @@ class Deployment:
             busy_words(self.job.kept, plan, self.max_gpus or math.inf) if plan.verified else ()
         )
         reasons += (*caveats(self.job, plan, self.fewest, self.margins), *fewer_behind_router(self.job, plan))
-        plan = replace(plan, headroom=tuple(room.headroom for room in plan.rooms), reasons=reasons)
+        plan = replace(plan, reasons=reasons)
         plan, self.told = finished(self.job, plan, self.job.at(self.first), holds=plan.verified is not False)
         return self._with_moves(plan)
